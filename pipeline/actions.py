@@ -36,7 +36,7 @@ OPPOSITE = dict(_PAIRS) | {second: first for first, second in _PAIRS}
 CODES = 9
 LABELS = CODES * CODES
 NO_OP = 0
-# A typing error such as "w-30000000" should get an answer, not exhaust the machine: no video is near this long.
+# A typing error such as "w-30000000" should get an answer, not exhaust the machine; no video is so long.
 MAX_ACTIONS = 100_000
 
 # (9, 4): the bits of each code; the same for translation and rotation.
@@ -72,7 +72,7 @@ def codes_of_bits(bits: npt.NDArray[np.bool_]) -> LabelArray:
 
     Raises WordError where both bits of an opposite pair are on.
     """
-    codes = _CODE_OF_BITS[np.asarray(bits, dtype=bool) @ _BIT_VALUES]
+    codes: LabelArray = _CODE_OF_BITS[np.asarray(bits, dtype=bool) @ _BIT_VALUES]
     if (codes < 0).any():
         raise WordError(
             "opposite keys are held at once: an action can hold only one key of each opposite pair"
@@ -183,7 +183,9 @@ def _unknown_key(name: str) -> str:
     if name == "":
         return f'an empty key: write one of {", ".join(KEYS)} or {NO_OP_KEY}, joined by "+"'
     near = (
-        [_SYNONYMS[name]] if name in _SYNONYMS else difflib.get_close_matches(name, (*KEYS, NO_OP_KEY), n=1)
+        [_SYNONYMS[name]]
+        if name in _SYNONYMS
+        else difflib.get_close_matches(name, (*KEYS, NO_OP_KEY), 1, 0.5)
     )
     hint = f'did you mean "{near[0]}"? ' if near else ""
     return f'unknown key "{name}": {hint}The keys are {", ".join(KEYS)} and {NO_OP_KEY}'
@@ -209,8 +211,8 @@ def parse_word(word: str) -> list[int]:
         duration = match["duration"].strip()
         if not re.fullmatch("[0-9]{1,9}", duration) or int(duration) == 0:
             raise WordError(
-                f'"{text}": the duration "{duration}" is not a whole positive number of actions (latent steps);'
-                ' write for example "w-1"'
+                f'"{text}": the duration "{duration}" is not a whole positive number of actions '
+                '(latent steps); write for example "w-1"'
             )
         label = label_of(match["keys"])
         if len(labels) + int(duration) > MAX_ACTIONS:
