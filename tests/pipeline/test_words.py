@@ -33,7 +33,7 @@ def test_default_shares_are_the_published_ones() -> None:
 
 
 def test_sampled_shares_follow_the_weights() -> None:
-    # hold 1: every action is one draw, so counts are binomial; 4 standard deviations of the largest share is 0.008.
+    # hold 1: every action is one draw, counts are binomial; 4 sigma of the largest share is 0.008.
     labels = TrainingMix(hold=(1, 1)).sample(np.random.default_rng(0), 60_000)
     for name, share in TrainingMix().shares().items():
         assert np.isin(labels, FAMILIES[name]).mean() == pytest.approx(share, abs=0.01), name
