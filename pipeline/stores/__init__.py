@@ -1,0 +1,7 @@
+"""Artifacts on disk: zarr stores of groups that survive kills, shards and changed inputs. See `store` for the rules."""
+
+from pipeline.stores.schema import ArraySpec, Shard, to_array, to_tensor
+from pipeline.stores.store import GroupStore
+from pipeline.stores.verify import Problem, repair, verify
+
+__all__ = ["ArraySpec", "GroupStore", "Problem", "Shard", "repair", "to_array", "to_tensor", "verify"]
