@@ -1,0 +1,1 @@
+"""Engines that measure generated frames: embedded ones here, heavy ones as worker processes."""
