@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 
 from pipeline import files
-from pipeline.digests import digest_file
+from pipeline.digests import digest_file, digest_of
 from pipeline.errors import CheckpointError, DataError
 
 FORMAT = 1
@@ -151,3 +151,8 @@ def check_fit(path: Path, have: Tensors, need: Tensors, partial: bool = False) -
         if have[key].shape != need[key].shape or have[key].dtype != need[key].dtype:
             got, wanted = ((tuple(t.shape), str(t.dtype)) for t in (have[key], need[key]))
             raise CheckpointError(f"{path}: {key!r} is {got} where {wanted} is needed; {REMEDY}")
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Identity of the whole checkpoint, optimizer included, from the digests in state.json; reads no tensors."""
+    return digest_of(read_state(folder)["files"])
