@@ -11,9 +11,8 @@ import numpy as np
 
 from pipeline.rewards.base import NoConfig, RawScores, Reward, RewardContext, RewardValues, per_candidate
 
-SCORER = (
-    "quality"  # raw values: "frames" (G, F) of the scored frames, "first" (G,) of the video's first frame
-)
+# Raw values: "quality" (G, F) of the scored frames, "first" (G,) of the video's first frame.
+SCORER = "critic"
 
 
 def _quality(raw: Mapping[str, RawScores], context: RewardContext, config: NoConfig) -> RewardValues:
