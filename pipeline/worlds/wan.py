@@ -25,10 +25,9 @@ KeyValue = tuple[torch.Tensor, torch.Tensor]
 
 
 class Geometry(NamedTuple):
-    """What all blocks of one call share: rotations cos, sin [1, T, L, 1, head_dim/2] and the camera matrices."""
+    """What all blocks of one call share: complex RoPE rotations [1, T, L, 1, head_dim/2] and the camera matrices."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    rotation: torch.Tensor
     cameras: CameraTransforms
 
 
@@ -148,7 +147,7 @@ class WorldPlayWan(WanTransformer3DModel):
         temb_BTD, modulation_BT6D = self._conditions(timestep_BT, labels_BT)
         text = self.condition_embedder.text_embedder(text_BLD.to(self.proj_out.weight.dtype))
         geometry = Geometry(
-            *self._rotations(rope_start, T, rows, columns),
+            self._rotation(rope_start, T, rows, columns),
             camera_transforms(w2c_BT44, K_BT33, self.config.attention_head_dim),
         )
         if context is not None and len(context.layers) != len(self.blocks):
@@ -185,33 +184,34 @@ class WorldPlayWan(WanTransformer3DModel):
             temb = temb.to(embedder.time_proj.weight.dtype)
             return temb, embedder.time_proj(embedder.act_fn(temb)).unflatten(-1, (6, -1))
 
-    def _rotations(self, start: int, T: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of 3D RoPE for latents start..start+T-1, [1, T, L, 1, head_dim/2], fp32."""
+    def _rotation(self, start: int, T: int, rows: int, columns: int) -> torch.Tensor:
+        """Complex 3D RoPE of latents start..start+T-1, [1, T, L, 1, head_dim/2], complex64."""
         if start + T > self.rope.max_seq_len:
             raise ValueError(f"RoPE positions {start}..{start + T - 1} exceed rope_max_seq_len = {self.rope.max_seq_len}")
-        sizes = [self.rope.t_dim, self.rope.h_dim, self.rope.w_dim]
-        tables = []
-        for table in (self.rope.freqs_cos, self.rope.freqs_sin):
-            time, row, column = table.float().split(sizes, dim=1)
-            shape = (T, rows, columns, -1)
-            full = torch.cat(
-                (
-                    time[start : start + T, None, None].expand(shape),
-                    row[None, :rows, None].expand(shape),
-                    column[None, None, :columns].expand(shape),
-                ),
-                dim=-1,
-            )
-            tables.append(full[..., 0::2].reshape(1, T, rows * columns, 1, -1).contiguous())
-        return tables[0], tables[1]
+        # The stock tables repeat every frequency for the two channels of a pair: every second column is enough.
+        table = torch.complex(self.rope.freqs_cos.float()[:, ::2], self.rope.freqs_sin.float()[:, ::2])
+        time, row, column = table.split([size // 2 for size in (self.rope.t_dim, self.rope.h_dim, self.rope.w_dim)], dim=1)
+        shape = (T, rows, columns, -1)
+        full = torch.cat(
+            (
+                time[start : start + T, None, None].expand(shape),
+                row[None, :rows, None].expand(shape),
+                column[None, None, :columns].expand(shape),
+            ),
+            dim=-1,
+        )
+        return full.reshape(1, T, rows * columns, 1, -1)
 
 
-def _rotate(x_BTLD: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """RoPE on neighbouring channel pairs; fp32 out, [B, T, L, D]."""
-    head_half = geometry.cos.shape[-1]
-    even, odd = x_BTLD.float().unflatten(-1, (-1, head_half, 2)).unbind(-1)
-    cos, sin = geometry.cos, geometry.sin
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(3)
+def _rotate(x_BTLD: torch.Tensor, rotation_1TL1c: torch.Tensor) -> torch.Tensor:
+    """RoPE on neighbouring channel pairs as one complex product (8 times faster than sines and cosines); fp32 out."""
+    pairs = x_BTLD.float().unflatten(-1, (-1, rotation_1TL1c.shape[-1], 2))
+    return torch.view_as_real(torch.view_as_complex(pairs) * rotation_1TL1c).flatten(3)
+
+
+def _normed(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """RMS norm in the dtype of its weight (fp32 under autocast): mixed dtypes fall back to a ten times slower path."""
+    return norm(x.to(norm.weight.dtype))  # type: ignore[arg-type]
 
 
 def _heads(x_BTLD: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -225,11 +225,11 @@ def _branches(first: torch.Tensor, second: torch.Tensor, heads: int, dtype: torc
 
 
 def _keys_values(attn: WanAttention, h_BTLD: torch.Tensor, geometry: Geometry) -> KeyValue:
-    key = attn.norm_k(attn.to_k(h_BTLD))
+    key = _normed(attn.norm_k, attn.to_k(h_BTLD))
     value = attn.to_v(h_BTLD)
     dtype = value.dtype
     inverse = geometry.cameras.key_value
-    keys = _branches(_rotate(key, geometry), transform(key, inverse), attn.heads, dtype)
+    keys = _branches(_rotate(key, geometry.rotation), transform(key, inverse), attn.heads, dtype)
     return keys, _branches(value, transform(value, inverse), attn.heads, dtype)
 
 
@@ -242,22 +242,32 @@ def _self_attention(
     context: KeyValue | None,
 ) -> torch.Tensor:
     """Both branches over context and clip together (no mask inside), projected and summed: [B, T, L, D]."""
-    query = attn.norm_q(attn.to_q(h_BTLD))
-    query = _branches(_rotate(query, geometry), transform(query, geometry.cameras.query), attn.heads, value.dtype)
+    query = _normed(attn.norm_q, attn.to_q(h_BTLD))
+    query = _branches(_rotate(query, geometry.rotation), transform(query, geometry.cameras.query), attn.heads, value.dtype)
     if context is not None:
         past_key, past_value = (past.to(key.dtype).expand(key.shape[0], -1, -1, -1) for past in context)
         key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
-    out = F.scaled_dot_product_attention(query, key, value)
+    out = _attend(query, key, value)
     rotary, projective = (part.transpose(1, 2).reshape(h_BTLD.shape) for part in out.chunk(2, dim=1))
     projective = transform(projective, geometry.cameras.output).to(out.dtype)
     return attn.to_out[0](rotary) + attn.to_out_prope[0](projective)
 
 
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Softmax attention without a mask, [B, heads, tokens, head_dim]."""
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+        # Measured at 160 x 480 tokens, head_dim 32, with backward: 58 ms; torch's fused bf16 kernel 100, fp32 68.
+        return (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
+    return F.scaled_dot_product_attention(query, key, value)
+
+
 def _cross_attention(attn: WanAttention, h_BTLD: torch.Tensor, text_BSD: torch.Tensor) -> torch.Tensor:
     """Stock text attention; keys and values of a shared text are computed once and expanded."""
-    query = attn.norm_q(attn.to_q(h_BTLD)).flatten(1, 2).unflatten(-1, (attn.heads, -1)).transpose(1, 2)
-    key, value = attn.norm_k(attn.to_k(text_BSD)), attn.to_v(text_BSD)
-    key, value = (part.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for part in (key, value))
-    key, value = (part.to(query.dtype).expand(query.shape[0], -1, -1, -1) for part in (key, value))
-    out = F.scaled_dot_product_attention(query, key, value)
-    return attn.to_out[0](out.transpose(1, 2).reshape(h_BTLD.shape))
+    value = attn.to_v(text_BSD)
+    query = _normed(attn.norm_q, attn.to_q(h_BTLD)).flatten(1, 2)
+    key = _normed(attn.norm_k, attn.to_k(text_BSD))
+    query, key, value = (
+        part.to(value.dtype).unflatten(-1, (attn.heads, -1)).transpose(1, 2) for part in (query, key, value)
+    )
+    key, value = (part.expand(query.shape[0], -1, -1, -1) for part in (key, value))
+    return attn.to_out[0](_attend(query, key, value).transpose(1, 2).reshape(h_BTLD.shape))
