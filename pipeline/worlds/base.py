@@ -1,8 +1,8 @@
 """What a world model is to the rest of the pipeline: one protocol and the small records that go through it.
 
 The sampler and the training loss meet in `velocity`, the only function that runs the denoiser; everything else
-prepares its arguments. Facts that hold for all worlds: a clip is 4 latents; the first clip holds the conditioning
-latent and 3 actions; poses are relative to frame 0; context is clean and shown at one small timestep (spec worldplay 2, 6).
+prepares its arguments. Facts that hold for all worlds (spec worldplay 2, 6): a clip is 4 latents; the first clip holds
+the conditioning latent and 3 actions; poses are relative to frame 0; context is clean and shown at one small timestep.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from pipeline.errors import ConfigError
 
 
 @dataclass
@@ -72,7 +74,10 @@ class ContextCache:
 
     def expand(self, batch: int) -> "ContextCache":
         """The same context for `batch` samples, sharing memory."""
-        return replace(self, layers=[(k.expand(batch, *k.shape[1:]), v.expand(batch, *v.shape[1:])) for k, v in self.layers])
+        return replace(
+            self,
+            layers=[(k.expand(batch, *k.shape[1:]), v.expand(batch, *v.shape[1:])) for k, v in self.layers],
+        )
 
     def detach(self) -> "ContextCache":
         return replace(self, layers=[(k.detach(), v.detach()) for k, v in self.layers])
@@ -99,16 +104,29 @@ class MemoryRule:
     half_height_deg: float = 17.5
     points: int = 5000
 
+    def __post_init__(self) -> None:
+        free = self.budget - self.sink - self.recent
+        if self.recent < 0 or self.sink < 0 or free < 0 or self.recent % 4 or self.sink % 4 or free % 4:
+            raise ConfigError(
+                f"memory: budget {self.budget}, recent {self.recent} and sink {self.sink} must be multiples of 4 "
+                "(a clip) and recent + sink fit into the budget"
+            )
+
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Constants of a world: `latent_shape` is (C, h, w), `frame_size` (height, width) in pixels, `stride` frames a latent."""
+    """Constants of a world: `latent_shape` is (C, h, w), `frame_size` (height, width) in pixels.
+
+    `stride` is frames a latent; `steps` and `shift` are the sampler's defaults. `truncate_timestep`: the model is told
+    int(1000 sigma), as WorldCompass does.
+    """
 
     latent_shape: tuple[int, int, int]
     frame_size: tuple[int, int]
     stride: int = 4
     clip_latents: int = 4
     context_timestep: float = 14.0
+    truncate_timestep: bool = False
     memory: MemoryRule = MemoryRule()
     steps: int = 4
     shift: float = 8.0
@@ -133,7 +151,7 @@ class Codec(Protocol):
         """uint8 frames, F = 1 + stride (T - 1) -> float32 latents [C, T, h, w], normalised to about unit variance."""
 
     def decode(self, latents_CTHW: torch.Tensor, state: Any = None) -> tuple[np.ndarray, Any]:
-        """Latents -> uint8 frames [F, H, W, 3] and the streaming state for the next call (None: a video's beginning)."""
+        """Latents -> uint8 frames [F, H, W, 3] and the streaming state for the next call (None: the video begins)."""
 
 
 class WorldModel(Protocol):
@@ -180,4 +198,4 @@ class WorldModel(Protocol):
         """As `Codec.decode`."""
 
     def save(self, folder: Path) -> None:
-        """Write the weights as a diffusers folder."""
+        """Write the trained network as a diffusers folder, `folder`/transformer."""

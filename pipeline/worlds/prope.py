@@ -43,7 +43,9 @@ def camera_transforms(w2c_BT44: torch.Tensor, K_BT33: torch.Tensor, head_dim: in
     transposed = rotation.transpose(-1, -2)
     inverse_top = torch.cat((transposed / focal[..., None, :], -(transposed @ translation)), -1)
     inverse = torch.cat((inverse_top, bottom), -2)
-    copies = max(n for n in range(1, head_dim // 4 + 1) if (head_dim // 4) % n == 0 and (4 * n <= _MAX_BLOCK or n == 1))
+    copies = max(
+        n for n in range(1, head_dim // 4 + 1) if (head_dim // 4) % n == 0 and (4 * n <= _MAX_BLOCK or n == 1)
+    )
     return CameraTransforms(
         query=_block_diagonal(project, copies),
         key_value=_block_diagonal(inverse.transpose(-1, -2), copies),

@@ -6,16 +6,20 @@ of 3D RoPE. Every other weight keeps its stock name, so published and stock chec
 
 Why an own block forward: the stock one modulates per token, has no cache and one branch. Here modulation is computed
 once a frame and broadcast; both branches run as one attention call with twice the heads; a context pass keeps what the
-last block attends to and skips the rest of that block. `forward` is the only entry, so that FSDP and checkpoint hooks fire.
+last block attends to and skips the rest of it. `forward` is the only entry, so that FSDP and checkpoint hooks fire.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.embeddings import TimestepEmbedding
-from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformer3DModel, WanTransformerBlock
+from diffusers.models.transformers.transformer_wan import (
+    WanAttention,
+    WanTransformer3DModel,
+    WanTransformerBlock,
+)
 from torch import nn
 
 from pipeline.worlds.base import ContextCache
@@ -34,11 +38,13 @@ class Geometry(NamedTuple):
 class WorldPlayBlock(WanTransformerBlock):
     """A Wan block with a second, projective self-attention branch (`attn1.to_out_prope`)."""
 
-    def __init__(self, dim: int, ffn_dim: int, num_heads: int, qk_norm: str, cross_attn_norm: bool, eps: float) -> None:
+    def __init__(
+        self, dim: int, ffn_dim: int, num_heads: int, qk_norm: str, cross_attn_norm: bool, eps: float
+    ) -> None:
         super().__init__(dim, ffn_dim, num_heads, qk_norm, cross_attn_norm, eps)
         self.attn1.to_out_prope = nn.ModuleList([nn.Linear(dim, dim)])
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x_BTLD: torch.Tensor,
         text_BSD: torch.Tensor,
@@ -47,7 +53,7 @@ class WorldPlayBlock(WanTransformerBlock):
         context: KeyValue | None,
         only_keys: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return (x, keys, values); keys and values [B, 2 heads, tokens, head_dim] are those of x alone, without context.
+        """Return (x, keys, values), the latter [B, 2 heads, tokens, head_dim] of x alone, without the context's.
 
         With `only_keys` x is returned unchanged: the last block of a context pass.
         """
@@ -66,10 +72,10 @@ class WorldPlayBlock(WanTransformerBlock):
 
 
 class WorldPlayWan(WanTransformer3DModel):
-    """Wan transformer with actions, cameras and memory. Weight names: stock, plus `action_embedder` and `to_out_prope`."""
+    """Wan transformer with actions, cameras and memory: stock weights plus `action_embedder` and `to_out_prope`."""
 
-    _no_split_modules = ["WorldPlayBlock"]
-    _repeated_blocks = ["WorldPlayBlock"]
+    _no_split_modules: ClassVar[list[str]] = ["WorldPlayBlock"]
+    _repeated_blocks: ClassVar[list[str]] = ["WorldPlayBlock"]
 
     # The signature is repeated because diffusers stores only what it can see: with *args the configuration is lost.
     @register_to_config
@@ -93,7 +99,9 @@ class WorldPlayWan(WanTransformer3DModel):
         pos_embed_seq_len: int | None = None,
     ) -> None:
         if patch_size[0] != 1 or image_dim is not None or added_kv_proj_dim is not None:
-            raise ValueError("WorldPlayWan needs patch_size[0] = 1 and no image embedding: a camera belongs to one latent")
+            raise ValueError(
+                "WorldPlayWan needs patch_size[0] = 1 and no image embedding: a camera belongs to one latent"
+            )
         super().__init__(
             patch_size=patch_size,
             num_attention_heads=num_attention_heads,
@@ -110,14 +118,17 @@ class WorldPlayWan(WanTransformer3DModel):
             rope_max_seq_len=rope_max_seq_len,
             pos_embed_seq_len=pos_embed_seq_len,
         )
-        self.register_to_config(num_layers=num_layers)  # the stock blocks were left out on purpose, see the line below
+        self.register_to_config(
+            num_layers=num_layers
+        )  # the stock blocks were left out on purpose, see the line below
         dim = num_attention_heads * attention_head_dim
         self.blocks = nn.ModuleList(
-            WorldPlayBlock(dim, ffn_dim, num_attention_heads, str(qk_norm), cross_attn_norm, eps) for _ in range(num_layers)
+            WorldPlayBlock(dim, ffn_dim, num_attention_heads, str(qk_norm), cross_attn_norm, eps)
+            for _ in range(num_layers)
         )
         self.condition_embedder.action_embedder = TimestepEmbedding(in_channels=freq_dim, time_embed_dim=dim)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         mode: Literal["context", "velocity"],
         latents_BCTHW: torch.Tensor,
@@ -129,7 +140,7 @@ class WorldPlayWan(WanTransformer3DModel):
         rope_start: int = 0,
         context: ContextCache | None = None,
     ) -> Any:
-        """Velocity of a noisy clip (`mode="velocity"`: [B, C, T, H, W]) or the cache of clean history (`mode="context"`).
+        """Velocity of a noisy clip (mode "velocity", [B, C, T, H, W]) or ContextCache of clean history (mode "context").
 
         Every argument but the latents may have batch 1 and is then shared, including the context. `timestep_BT` is
         0..1000, one a latent; `w2c` is relative to frame 0, in units of the world; `K` is normalised by the image size.
@@ -139,8 +150,10 @@ class WorldPlayWan(WanTransformer3DModel):
             raise ValueError(f"mode must be 'context' or 'velocity', got {mode!r}")
         B, _, T, H, W = latents_BCTHW.shape
         _, p_h, p_w = self.config.patch_size
+        if H % p_h or W % p_w:
+            raise ValueError(f"latents of {H} x {W} cells do not divide into patches of {p_h} x {p_w}")
         rows, columns = H // p_h, W // p_w
-        x = self.patch_embedding(latents_BCTHW)
+        x = self.patch_embedding(latents_BCTHW.to(self.patch_embedding.weight.dtype))
         if torch.is_autocast_enabled(x.device.type):
             x = x.float()  # the residual stream keeps full precision under autocast; only products are narrow
         x = x.flatten(3).permute(0, 2, 3, 1).contiguous()
@@ -158,7 +171,9 @@ class WorldPlayWan(WanTransformer3DModel):
             only_keys = mode == "context" and index == len(self.blocks) - 1
             past = None if context is None else context.layers[index]
             arguments = (x, text, modulation_BT6D, geometry, past, only_keys)
-            x, key, value = self._gradient_checkpointing_func(block, *arguments) if checkpoint else block(*arguments)
+            x, key, value = (
+                self._gradient_checkpointing_func(block, *arguments) if checkpoint else block(*arguments)
+            )
             if mode == "context":
                 kept.append((key, value))
         if mode == "context":
@@ -168,7 +183,9 @@ class WorldPlayWan(WanTransformer3DModel):
         x = x.view(B, T, rows, columns, p_h, p_w, -1).permute(0, 6, 1, 2, 4, 3, 5)
         return x.reshape(B, -1, T, H, W)
 
-    def _conditions(self, timestep_BT: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _conditions(
+        self, timestep_BT: torch.Tensor, labels_BT: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding of time plus action [B, T, D] and the six modulations of every block [B, T, 6, D].
 
         Autocast is off here: one row a frame costs nothing, and bf16 cannot tell neighbouring timesteps apart.
@@ -180,17 +197,23 @@ class WorldPlayWan(WanTransformer3DModel):
                 for values in (timestep_BT, labels_BT)
             )
             temb = embedder.time_embedder(time.to(embedder.time_embedder.linear_1.weight.dtype))
-            temb = temb + embedder.action_embedder(action.to(embedder.action_embedder.linear_1.weight.dtype)).to(temb.dtype)
+            temb = temb + embedder.action_embedder(
+                action.to(embedder.action_embedder.linear_1.weight.dtype)
+            ).to(temb.dtype)
             temb = temb.to(embedder.time_proj.weight.dtype)
             return temb, embedder.time_proj(embedder.act_fn(temb)).unflatten(-1, (6, -1))
 
     def _rotation(self, start: int, T: int, rows: int, columns: int) -> torch.Tensor:
         """Complex 3D RoPE of latents start..start+T-1, [1, T, L, 1, head_dim/2], complex64."""
         if start + T > self.rope.max_seq_len:
-            raise ValueError(f"RoPE positions {start}..{start + T - 1} exceed rope_max_seq_len = {self.rope.max_seq_len}")
+            raise ValueError(
+                f"RoPE positions {start}..{start + T - 1} exceed rope_max_seq_len = {self.rope.max_seq_len}"
+            )
         # The stock tables repeat every frequency for the two channels of a pair: every second column is enough.
         table = torch.complex(self.rope.freqs_cos.float()[:, ::2], self.rope.freqs_sin.float()[:, ::2])
-        time, row, column = table.split([size // 2 for size in (self.rope.t_dim, self.rope.h_dim, self.rope.w_dim)], dim=1)
+        time, row, column = table.split(
+            [size // 2 for size in (self.rope.t_dim, self.rope.h_dim, self.rope.w_dim)], dim=1
+        )
         shape = (T, rows, columns, -1)
         full = torch.cat(
             (
@@ -209,9 +232,9 @@ def _rotate(x_BTLD: torch.Tensor, rotation_1TL1c: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(torch.view_as_complex(pairs) * rotation_1TL1c).flatten(3)
 
 
-def _normed(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _normed(norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     """RMS norm in the dtype of its weight (fp32 under autocast): mixed dtypes fall back to a ten times slower path."""
-    return norm(x.to(norm.weight.dtype))  # type: ignore[arg-type]
+    return norm(x.to(norm.weight.dtype))
 
 
 def _heads(x_BTLD: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -243,7 +266,9 @@ def _self_attention(
 ) -> torch.Tensor:
     """Both branches over context and clip together (no mask inside), projected and summed: [B, T, L, D]."""
     query = _normed(attn.norm_q, attn.to_q(h_BTLD))
-    query = _branches(_rotate(query, geometry.rotation), transform(query, geometry.cameras.query), attn.heads, value.dtype)
+    query = _branches(
+        _rotate(query, geometry.rotation), transform(query, geometry.cameras.query), attn.heads, value.dtype
+    )
     if context is not None:
         past_key, past_value = (past.to(key.dtype).expand(key.shape[0], -1, -1, -1) for past in context)
         key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
