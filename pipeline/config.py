@@ -126,10 +126,14 @@ class Params(Section):
 
     def for_epoch(self, epoch: str) -> Params:
         """These parameters with the overrides of `epochs.<epoch>` applied. Raises ConfigError for an unknown epoch."""
+        return self.model_validate_strict(merge(self.written(), self._overrides(epoch)))
+
+    def written(self) -> dict[str, Any]:
+        """What a params.yaml with these values would hold: without the update's copies of the sampler's numbers."""
         data = self.model_dump(mode="json")
-        for key in ("steps", "shift"):  # follow the sampler, which the epoch may override
+        for key in ("steps", "shift"):
             del data["update"][key]
-        return self.model_validate_strict(merge(data, self._overrides(epoch)))
+        return data
 
     def previous(self, epoch: str) -> str:
         """The epoch whose policy this one starts from."""

@@ -132,8 +132,12 @@ def locked(path: Path) -> Iterator[None]:
 
     Guards only the moment in which a store is made or cleared. Groups are written without a lock: each has one writer.
     """
+    outside = path.parent
+    while outside.suffix == ".zarr":  # a lock inside an artifact would be hashed with it
+        outside = outside.parent
+    name = path.relative_to(outside).as_posix().replace("/", "-")
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(f".{path.name}.lock").open("w") as handle:
+        with (outside / f".{name}.lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

@@ -3,8 +3,10 @@
 Three rules make a killed, sharded or repeated run give the same bytes (spec cluster C):
 
 * One writer a group. A writer owns whole shards, so no two processes ever touch one file.
-* A group is finished when `done[group]` says so, and nothing else proves it: the mark is the crc32c of the group's
-  shard files and record, written after them. 0 means not done (a checksum of 0 is stored as 1).
+* A group is finished when `done[group]` says so, and nothing else proves it. Its record holds the sha256 of each of
+  its shard files; the mark is the crc32c of the record, written last. 0 means not done (a checksum of 0 is stored
+  as 1). The mark is not the crc32c of the shards themselves: zarr ends a chunk with its own crc32c, and a crc over
+  data and its crc is the same number for all data.
 * A store belongs to its inputs. They stand in its attributes; when they are the same the store resumes, when they are
   not it is cleared, and a line says what changed. DVC's `persist: true` does not check this, so the store does.
 
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from pipeline import files
-from pipeline.digests import digest_of, input_changes
+from pipeline.digests import digest_file, digest_of, input_changes
 from pipeline.errors import DataError
 from pipeline.stores.schema import ArraySpec, Shard, to_tensor
 
@@ -42,6 +44,10 @@ FORMAT = 1
 RECORDS = "records"
 # blosc's threads append blocks in the order in which they finish: equal data, unequal bytes. One thread is exact.
 numcodecs.blosc.use_threads = False
+
+
+class ForeignGroup(DataError):
+    """A group's record is that of another group."""
 
 
 class GroupStore:
@@ -144,7 +150,7 @@ class GroupStore:
         return len(self.keys)
 
     def done(self) -> NDArray[np.uint32]:
-        """`done_P`: the checksum of each finished group, 0 where it is not finished."""
+        """`done_P`: the mark of each finished group, 0 where it is not finished."""
         try:
             return np.asarray(self._arrays["done"][:], dtype=np.uint32)
         except ValueError as error:
@@ -170,14 +176,15 @@ class GroupStore:
     def content_digest(self) -> str:
         """Identity of inputs and contents, for the inputs of the next stage; needs a complete store."""
         self.require_complete("finish that stage first")
-        return digest_of([self.about["input_digest"], self.done().tolist()])
+        records = [digest_file(self.record_path(index)) for index in range(len(self))]
+        return digest_of([self.about["input_digest"], records])
 
     # ---------------------------------------------------------------- reading and writing one group
 
     def write(self, index: int, arrays: Mapping[str, NDArray[Any]], record: Mapping[str, Any]) -> None:
         """Write one group and mark it done. Only its owner calls this; a group that was there before is replaced.
 
-        record   JSON; `key` and `index` are added. NaN is refused (unknown is null).
+        record   JSON; `key`, `index` and `sha256` (of the shards) are added. NaN is refused (unknown is null).
         Raises StorageError when the disk is full: the group is then not done, all others stay valid.
         """
         if set(arrays) != set(self.specs):
@@ -190,8 +197,9 @@ class GroupStore:
             self.invalidate(index)
             for name in self.specs:
                 self._arrays[name][index] = arrays[name]
-            files.write_json(self.record_path(index), {"key": self.keys[index], "index": index, **record})
-            self._arrays["done"][index] = self.checksum(index)
+            own = {"key": self.keys[index], "index": index, "sha256": self.shard_digests(index)}
+            files.write_json(self.record_path(index), {**own, **record})
+            self._arrays["done"][index] = self.mark(index)
 
     def read(self, index: int, name: str) -> NDArray[Any]:
         """One array of one finished group, shape `specs[name].shape`. Raises DataError when undone or damaged."""
@@ -202,7 +210,7 @@ class GroupStore:
         try:
             return np.asarray(self._arrays[name][index])
         except (ValueError, RuntimeError, OSError) as error:
-            raise self._damaged(index, f"{name}: {error}") from error
+            raise self.damaged(index, f"{name}: {error}") from error
 
     def read_tensor(self, index: int, name: str) -> torch.Tensor:
         """Like `read`, as a CPU tensor in the array's own dtype (bfloat16 restored from its bits)."""
@@ -212,10 +220,9 @@ class GroupStore:
         """The JSON record of one group. Raises DataError when it is missing, damaged or of another group."""
         path = self.record_path(index)
         record = files.read_json(path, self._repair_hint())
-        if record.get("key") != self.keys[index]:
-            raise DataError(
-                f"{path}: belongs to group {record.get('key')}, not {self.keys[index]}; {self._repair_hint()}"
-            )
+        if record.get("key") != self.keys[index] or record.get("index") != index:
+            other = f"group {record.get('key')}, not {self.keys[index]}"
+            raise ForeignGroup(f"{path}: belongs to {other}; {self._repair_hint()}")
         return record
 
     def invalidate(self, index: int) -> None:
@@ -249,20 +256,25 @@ class GroupStore:
     def group_files(self, index: int) -> list[Path]:
         return [*(self.array_path(index, name) for name in self.specs), self.record_path(index)]
 
-    def checksum(self, index: int) -> int:
-        """crc32c over the group's files in their declared order; never 0. Raises DataError when one is missing."""
-        crc = 0
-        for path in self.group_files(index):
-            try:
-                crc = google_crc32c.extend(crc, path.read_bytes())
-            except FileNotFoundError as error:
-                raise self._damaged(index, f"{path.relative_to(self.path)} is missing") from error
-        return crc or 1
+    def shard_digests(self, index: int) -> dict[str, str]:
+        """sha256 of each array's file of this group. Raises DataError when one is missing."""
+        digests = {}
+        for name in self.specs:
+            path = self.array_path(index, name)
+            if not path.exists():
+                raise self.damaged(index, f"{path.relative_to(self.path)} is missing")
+            digests[name] = digest_file(path)
+        return digests
+
+    def mark(self, index: int) -> int:
+        """crc32c of the group's record, which holds the digests of its shards; never 0."""
+        return google_crc32c.value(self.record_path(index).read_bytes()) or 1
 
     def _repair_hint(self) -> str:
         return f"run `wcpipe verify --repair {self.path}`, then its stage again (only that group is redone)"
 
-    def _damaged(self, index: int, detail: str) -> DataError:
+    def damaged(self, index: int, detail: str) -> DataError:
+        """The error that names the store, the group, what is wrong with it and the remedy."""
         return DataError(
             f"{self.path}: group {index} ({self.keys[index]}) is damaged ({detail}); {self._repair_hint()}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
-from pipeline.stores.store import RECORDS, GroupStore
+from pipeline.stores.store import RECORDS, ForeignGroup, GroupStore
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Problem:
 
 
 def verify(store: GroupStore) -> list[Problem]:
-    """Recompute every finished group's checksum, decode every chunk and look for files that belong to nobody."""
+    """Check every finished group's mark and shards, and look for files that belong to nobody; reads every byte."""
     problems: list[Problem] = []
     expected = {path for index in range(len(store)) for path in store.group_files(index)}
     for index, mark in enumerate(store.done()):
@@ -27,27 +27,32 @@ def verify(store: GroupStore) -> list[Problem]:
         if mark == 0:
             problems.append(Problem("missing", index, key, "not finished"))
             continue
-        try:
-            if store.record(index).get("index") != index:
-                raise DataError("the record is of another group")
-        except DataError as error:
-            kind = (
-                "foreign" if "belongs to group" in str(error) or "another group" in str(error) else "damaged"
-            )
-            problems.append(Problem(kind, index, key, str(error)))
-            continue
-        try:
-            if store.checksum(index) != int(mark):
-                for name in store.specs:  # the chunk's own checksum tells which array it is
-                    store.read(index, name)
-                raise DataError("checksum differs from the mark written when it was finished")
-        except DataError as error:
-            problems.append(Problem("damaged", index, key, str(error)))
+        found = _check(store, index, int(mark))
+        if found is not None:
+            problems.append(found)
     for folder in (store.path / RECORDS, *(store.path / name for name in store.specs)):
         for path in folder.iterdir():
             if path not in expected and path.name != "zarr.json" and path.suffix not in (".partial", ".tmp"):
                 problems.append(Problem("foreign", -1, path.name, f"{path} belongs to no group"))
     return problems
+
+
+def _check(store: GroupStore, index: int, mark: int) -> Problem | None:
+    """The first thing that is wrong with a finished group: its record, then its shards against the record."""
+    key = store.keys[index]
+    try:
+        record = store.record(index)
+        if store.mark(index) != mark:
+            raise store.damaged(index, "its record differs from the mark written when it was finished")
+        for name, digest in store.shard_digests(index).items():
+            if record["sha256"].get(name) != digest:
+                store.read(index, name)  # says more where the chunk's own checksum finds it
+                raise store.damaged(index, f"{name} differs from the record")
+    except ForeignGroup as error:
+        return Problem("foreign", index, key, str(error))
+    except DataError as error:
+        return Problem("damaged", index, key, str(error))
+    return None
 
 
 def repair(store: GroupStore, problems: list[Problem]) -> list[int]:

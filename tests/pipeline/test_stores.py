@@ -31,7 +31,9 @@ def test_round_trip_and_nothing_is_a_silent_zero(tmp_path: Path) -> None:
         arrays, record = content(index)
         for name, value in arrays.items():
             np.testing.assert_array_equal(store.read(index, name), value)
-        assert store.record(index) == {"key": KEYS[index], "index": index, **record}
+        stored = store.record(index)
+        assert set(stored.pop("sha256")) == set(arrays)
+        assert stored == {"key": KEYS[index], "index": index, **record}
         assert all(path.exists() for path in store.group_files(index))  # the all-zero group too
 
 
@@ -112,6 +114,19 @@ def test_damage_is_found_by_reading_and_by_verify_and_can_be_repaired(
     assert store.pending() == [3]
     assert verify(fill(tmp_path / "a.zarr")) == []
     assert digest_tree(tmp_path / "a.zarr") == reference
+
+
+def test_other_valid_data_is_told_apart(tmp_path: Path) -> None:
+    """A shard that is whole and valid but another one's: its own checksums cannot tell, and marks must."""
+    one, two = fill(tmp_path / "a.zarr"), fill(tmp_path / "b.zarr")
+    assert one.content_digest() == two.content_digest()
+    arrays, record = content(2)
+    arrays["w2c"] = arrays["w2c"] + 1
+    two.write(2, arrays, record)
+    assert one.content_digest() != two.content_digest()
+    assert one.done()[2] != two.done()[2]
+    two.array_path(0, "w2c").write_bytes(two.array_path(3, "w2c").read_bytes())
+    assert [(problem.kind, problem.index) for problem in verify(two)] == [("damaged", 0)]
 
 
 def test_damaged_and_foreign_records_and_files_are_found(tmp_path: Path) -> None:

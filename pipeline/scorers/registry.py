@@ -1,0 +1,166 @@
+"""Engines by name: what the score stage runs over the frames of a group, and what it stores of each.
+
+An engine measures and does not judge: poses between frames, one quality a frame. Judging (thresholds, weights) is done
+by the rewards in the advantage stage, so changing a threshold measures nothing again. A measurement that failed is
+missing, with a reason: NaN in its arrays, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.digests import digest_file, digest_of
+from pipeline.errors import CheckpointError, ConfigError
+from pipeline.stores import ArraySpec
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Engine(Protocol):
+    """Measures videos."""
+
+    name: str
+
+    def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
+        """What is stored of one group: arrays of `measure` (first axis G), then those of `measure_past`."""
+
+    def measure(self, frames_GFHW3: NDArray[np.uint8], past_FHW3: NDArray[np.uint8]) -> Arrays:
+        """Raw values of G videos; frame 0 is the one before the first action. `past_FHW3` is the decoded prefix, whose
+        first frame is that of the whole video. Values that could not be measured are NaN.
+        """
+
+    def measure_past(self, past_FHW3: NDArray[np.uint8]) -> Arrays:
+        """Raw values of the prefix, shared by the group; nothing where the prefix is a single frame."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Arrays of one group and why candidates are missing from them (candidate -> reason)."""
+
+    arrays: Arrays
+    reasons: dict[int, str]
+
+
+class PoseEngine:
+    """The embedded pose network: relative camera-to-world motion between neighbouring frames, in units of the world.
+
+    It measures the prefix too: a scene's pose scale is fitted from its first frame on, not per clip (DESIGN 6.4).
+    """
+
+    name = "pose"
+
+    def __init__(self, folder: Path) -> None:
+        from pipeline.scorers.pose_net import PoseScorer
+
+        self._scorer = PoseScorer.load(folder)
+
+    def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
+        """`relative` float64 [G, F-1, 4, 4]; `past_relative` float64 [past_frames-1, 4, 4]."""
+        specs = [ArraySpec("relative", (candidates, frames - 1, 4, 4), "float64")]
+        if past_frames > 1:
+            specs.append(ArraySpec("past_relative", (past_frames - 1, 4, 4), "float64"))
+        return specs
+
+    def measure(self, frames_GFHW3: NDArray[np.uint8], past_FHW3: NDArray[np.uint8]) -> Arrays:
+        return {"relative": self._scorer.relative(frames_GFHW3)}
+
+    def measure_past(self, past_FHW3: NDArray[np.uint8]) -> Arrays:
+        return {"past_relative": self._scorer.relative(past_FHW3[None])[0]} if len(past_FHW3) > 1 else {}
+
+
+class CriticEngine:
+    """The embedded preference critic: one quality a frame, and that of the video's first frame."""
+
+    name = "critic"
+
+    def __init__(self, folder: Path) -> None:
+        from pipeline.scorers.critic import CriticScorer
+
+        self._scorer = CriticScorer.load(folder)
+
+    def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
+        """`quality` float32 [G, F], of each frame; `first` float32 [G], the same for all candidates."""
+        return [
+            ArraySpec("quality", (candidates, frames), "float32"),
+            ArraySpec("first", (candidates,), "float32"),
+        ]
+
+    def measure(self, frames_GFHW3: NDArray[np.uint8], past_FHW3: NDArray[np.uint8]) -> Arrays:
+        G, F = frames_GFHW3.shape[:2]
+        flat = np.concatenate([frames_GFHW3.reshape(G * F, *frames_GFHW3.shape[2:]), past_FHW3[:1]])
+        scores = self._scorer.score(flat)
+        return {"quality": scores[:-1].reshape(G, F), "first": np.repeat(scores[-1:], G)}
+
+    def measure_past(self, past_FHW3: NDArray[np.uint8]) -> Arrays:
+        return {}
+
+
+# name -> how to load it from a folder of weights, and the name of its files there
+ENGINES: dict[str, tuple[Callable[[Path], Engine], str]] = {
+    "pose": (PoseEngine, "pose_net"),
+    "critic": (CriticEngine, "critic"),
+}
+
+
+def open_engine(name: str, folder: Path) -> Engine:
+    """Load an engine from its weights' folder. Raises ConfigError for an unknown name, CheckpointError for its weights."""
+    return _entry(name)[0](folder)
+
+
+def engine_digest(name: str, folder: Path) -> str:
+    """Identity of an engine: its weights and sizes; nothing is loaded. Raises CheckpointError when they are missing."""
+    stem = _entry(name)[1]
+    paths = [folder / f"{stem}.safetensors", folder / f"{stem}.json"]
+    for path in paths:
+        if not path.exists():
+            raise CheckpointError(
+                f"{path}: is missing; restore the shipped weights or train the scorer again"
+            )
+    return digest_of([name, *(digest_file(path) for path in paths)])
+
+
+def _entry(name: str) -> tuple[Callable[[Path], Engine], str]:
+    if name not in ENGINES:
+        raise ConfigError(f"score.scorers: unknown scorer {name!r}; known: {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def measure_group(
+    engine: Engine,
+    frames_GFHW3: NDArray[np.uint8],
+    past_FHW3: NDArray[np.uint8],
+    unusable: dict[int, str],
+    known: Measured | None = None,
+) -> Measured:
+    """Measure one group: candidates in `unusable` are missing from the start; with `known`, only its missing ones are
+    measured again. An engine that fails makes the candidates it was given missing, with its error as the reason.
+    """
+    specs = engine.arrays(*frames_GFHW3.shape[:2], len(past_FHW3))
+    if known is None:
+        arrays = {spec.name: np.full(spec.shape, np.nan, spec.stored_dtype) for spec in specs}
+        wanted = [g for g in range(len(frames_GFHW3)) if g not in unusable]
+    else:
+        arrays = {name: value.copy() for name, value in known.arrays.items()}
+        wanted = [g for g in known.reasons if g not in unusable]
+    reasons = dict(unusable)
+    if not wanted:
+        return Measured(arrays, reasons)
+    try:
+        found = engine.measure(frames_GFHW3[wanted], past_FHW3)
+        arrays |= engine.measure_past(past_FHW3)
+    except (RuntimeError, MemoryError) as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return Measured(arrays, reasons | dict.fromkeys(wanted, text))
+    for row, g in enumerate(wanted):
+        if all(np.isfinite(values[row]).all() for values in found.values()):
+            for name, values in found.items():
+                arrays[name][g] = values[row]
+        else:
+            reasons[g] = f"{engine.name} returned a value that is not finite"
+    return Measured(arrays, reasons)

@@ -1,0 +1,1 @@
+"""How wcpipe is run: one command a stage, over artifacts on disk. What is computed lives in `pipeline`."""

@@ -1,0 +1,70 @@
+"""`wcpipe base`: put the base into `artifacts/base` and its weights into `artifacts/e000/policy`, the first policy.
+
+Shipped weights and a base trained here give the same layout, and from here on nothing knows the difference but the
+digest that every result carries.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages import options as o
+from stages.common import EpochPaths, load_params, report, staged
+
+if TYPE_CHECKING:
+    from pipeline.config import Params
+
+CODE = 1  # as in stages.prefix
+
+
+@staged("base")
+def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
+    from pipeline.digests import SHORT
+    from pipeline.errors import CheckpointError, ConfigError
+    from pipeline.updates.checkpoint import read_state
+    from pipeline.updates.policy import Policy, prepare_params
+    from pipeline.worlds.registry import base_digest, copy_base, open_world
+
+    paths = EpochPaths(root, epoch)
+    if params.world.base == "shipped":
+        source = Path(params.world.weights)
+        if not paths.base.exists() or base_digest(paths.base) != base_digest(source):
+            copy_base(source, paths.base)
+    elif not (paths.base / "transformer" / "config.json").exists():
+        raise ConfigError(
+            f"world.base is pretrain, but {paths.base} holds no base: run `wcpipe pretrain` first"
+        )
+    digest = base_digest(paths.base)
+    inputs = {"stage": "base", "code": CODE, "base": digest, "params": params.dump("seed") | _trained(params)}
+    summary = {"base": digest[:SHORT], "source": params.world.base}
+    try:
+        if read_state(paths.policy)["state"]["extra"].get("inputs") == inputs:
+            return summary | {"made": 0}
+    except CheckpointError:
+        pass  # there is none yet, or it is damaged: it is made from the base in a second
+    world = open_world(params.world.name, paths.base)
+    prepare_params(world.model, params.update.params, params.seed)
+    Policy(world.model, params.update, params.seed).save(paths.policy, {"inputs": inputs})
+    return summary | {"made": 1}
+
+
+def _trained(params: Params) -> dict[str, Any]:
+    return {"update.params": params.update.params.model_dump(mode="json")}
+
+
+def run_base(params: Params, root: Path) -> dict[str, Any]:
+    """Make `base/` and `e000/policy` under `root`, unless they are there already and fit."""
+    from pipeline.config import BASE_EPOCH
+
+    return _run(params, BASE_EPOCH, root)
+
+
+def command(
+    root: o.Root = o.ARTIFACTS, params: o.ParamsFile = o.PARAMS, set_: o.Set = None, json: o.Json = False
+) -> None:
+    """Put the base world model and the first policy in place.
+
+    Example: wcpipe base
+    """
+    report(run_base(load_params(params, set_), root), json)

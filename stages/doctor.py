@@ -1,0 +1,118 @@
+"""`wcpipe doctor`: what is installed, what is missing, and whether this machine can run the loop."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from stages import options as o
+
+# distribution, imported module, what it is needed for
+CORE = (
+    ("torch", "torch", "world models and updates"),
+    ("diffusers", "diffusers", "the transformer"),
+    ("peft", "peft", "LoRA"),
+    ("safetensors", "safetensors", "weights"),
+    ("zarr", "zarr", "stores"),
+    ("numpy", "numpy", "everything"),
+    ("pydantic", "pydantic", "params.yaml"),
+    ("opencv-python-headless", "cv2", "tracks and pictures"),
+    ("dvc", "dvc", "dvc repro"),
+)
+OPTIONAL = (
+    ("av", "av", "wcpipe preview: mp4 files", "pip install av"),
+    (
+        "imageio-ffmpeg",
+        "imageio_ffmpeg",
+        "wcpipe preview: mp4 files (the other way)",
+        "pip install imageio-ffmpeg",
+    ),
+)
+
+
+def _installed(distribution: str, module: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown version"
+
+
+def run_doctor(root: Path, params: Path) -> list[dict[str, Any]]:
+    """One row a check: name, state ("ok", "missing", "optional"), detail. Nothing is changed."""
+    rows: list[dict[str, Any]] = []
+
+    def row(name: str, state: str, detail: str) -> None:
+        rows.append({"name": name, "state": state, "detail": detail})
+
+    row("python", "ok", platform.python_version())
+    for distribution, module, purpose in CORE:
+        found = _installed(distribution, module)
+        row(distribution, "ok" if found else "missing", found or f"needed for {purpose}: pip install -e .")
+    for distribution, module, purpose, remedy in OPTIONAL:
+        found = _installed(distribution, module)
+        row(distribution, "ok" if found else "optional", found or f"only for {purpose}: {remedy}")
+    _devices(row)
+    _parameters(row, params)
+    free = shutil.disk_usage(next(path for path in (root, *root.absolute().parents) if path.exists())).free
+    row("disk", "ok" if free > 2 << 30 else "missing", f"{free / (1 << 30):.1f} GiB free for {root}")
+    return rows
+
+
+def _devices(row: Any) -> None:
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    row("cpu", "ok", f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+    count = torch.cuda.device_count()
+    names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
+    row(
+        "gpu",
+        "ok" if count else "optional",
+        f"{count} x {names}" if count else "none; the mini world needs none",
+    )
+
+
+def _parameters(row: Any, path: Path) -> None:
+    from pipeline import config
+    from pipeline.errors import WcpipeError
+
+    try:
+        params = config.load(path)
+    except WcpipeError as error:
+        row(str(path), "missing", str(error))
+        return
+    row(str(path), "ok", f"{len(params.epochs)} epochs")
+    weights = Path(params.world.weights)
+    files = sorted(weights.glob("**/*.safetensors"))
+    size = sum(file.stat().st_size for file in files) / 1e6
+    remedy = "restore it from the repository or set world.base: pretrain"
+    row(str(weights), "ok" if files else "missing", f"{len(files)} files, {size:.1f} MB" if files else remedy)
+
+
+def command(root: o.Root = o.ARTIFACTS, params: o.ParamsFile = o.PARAMS, json: o.Json = False) -> None:
+    """Say what is installed and what is missing; exit code 10 when something needed is missing.
+
+    Example: wcpipe doctor
+    """
+    from pipeline.errors import DependencyError
+
+    rows = run_doctor(root, params)
+    if json:
+        import json as encoder
+
+        print(encoder.dumps(rows))
+    else:
+        for row in rows:
+            mark = {"ok": "ok", "missing": "MISSING", "optional": "-"}[row["state"]]
+            print(f"{mark:<8} {row['name']:<24} {row['detail']}")
+    missing = [row["name"] for row in rows if row["state"] == "missing"]
+    if missing:
+        raise DependencyError(f"missing: {', '.join(missing)}; the lines above say what to do")

@@ -1,0 +1,144 @@
+"""`wcpipe prefix`: draw the epoch's prompts and sample the clips before the target clip.
+
+The prefix is the past that all candidates of a group share, so it is sampled once, by the behaviour policy, and
+everything later stages need to know about a prompt (poses, labels, text, first frame) is stored with it: they never
+draw prompts again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages import options as o
+from stages.common import EpochPaths, Stopwatch, load_params, parse_shard, report, staged, track
+
+if TYPE_CHECKING:
+    from pipeline.config import Params
+    from pipeline.stores import Shard
+
+CODE = (
+    1  # raise it when a change of this stage's code changes its results: stores made before are then cleared
+)
+
+
+@staged("prefix")
+def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str, Any]:
+    """Write `prefixes.zarr` of one epoch; groups that are done stay. Returns counts for the summary."""
+    import numpy as np
+
+    from pipeline import rollout
+    from pipeline.actions import format_word
+    from pipeline.config import epoch_number
+    from pipeline.groups import prefix_arrays
+    from pipeline.stores import GroupStore, to_array
+    from pipeline.worlds.base import ClipCondition
+    from pipeline.worlds.registry import make_prompts, open_policy, policy_digest
+
+    watch, paths = Stopwatch(), EpochPaths(root, epoch)
+    previous = EpochPaths(root, params.previous(epoch))
+    params = params.for_epoch(epoch)
+    number = epoch_number(epoch)
+    clip = rollout.target_clip(number, params.target.n_min, params.target.n_max)
+    with watch.time("load"):
+        policy = policy_digest(paths.base, previous.policy)
+        world = open_policy(params.world.name, paths.base, previous.policy, "old", params.update, params.seed)
+    sampling = rollout.Sampling(params.sampler.steps, params.sampler.shift, params.seed, number)
+    first = params.prefix.first_prompt + (number - 1) * params.prefix.groups
+    with watch.time("prompts"):
+        indices = range(first, first + params.prefix.groups)
+        actions = world.spec.clip_latents * clip - 1
+        prompts = make_prompts(params.world.name, "rl", indices, params.seed, actions, params.words)
+    labels_PT = [np.concatenate([np.zeros(1, np.int64), prompt.labels_A]) for prompt in prompts]
+    keys = [
+        rollout.group_key(prompt.scene_key, labels_T, clip, policy)
+        for prompt, labels_T in zip(prompts, labels_PT, strict=True)
+    ]
+    text_shape = tuple(
+        world.encode_scene(prompts[0].first_frame_HW3, prompts[0].caption, keys[0]).text_LD.shape
+    )
+    store = GroupStore.prepare(
+        paths.prefixes,
+        kind="prefixes",
+        arrays=prefix_arrays(world.spec, clip, text_shape, params.sampler.latents),
+        keys=keys,
+        inputs={
+            "stage": "prefix",
+            "code": CODE,
+            "epoch": epoch,
+            "params": params.dump("seed", "words", "target", "sampler", "prefix")
+            | {"world": params.world.name},
+            "policy": policy,
+        },
+    )
+    pending = store.pending(shard)
+    for index in track(pending, f"prefix {epoch}", len(pending)):
+        prompt, labels_T = prompts[index], labels_PT[index]
+        world.forwards.reset()
+        with watch.time("model"):
+            scene = world.encode_scene(prompt.first_frame_HW3, prompt.caption, prompt.scene_key)
+            condition = ClipCondition.of(labels_T, prompt.c2w_T44, prompt.K_33)
+            latents_CTHW = rollout.sample_prefix(
+                world, scene, condition, prompt.c2w_T44, clip, sampling, keys[index]
+            )
+        with watch.time("decode"):
+            frames_FHW3 = rollout.decode_prefix(world, latents_CTHW)
+        arrays = {
+            "latents": to_array(latents_CTHW, params.sampler.latents),
+            "frames": frames_FHW3,
+            "first_frame": prompt.first_frame_HW3,
+            "text": to_array(scene.text_LD, "float32"),
+            "labels": labels_T,
+            "c2w": np.asarray(prompt.c2w_T44, np.float64),
+            "K": np.asarray(prompt.K_33, np.float64),
+        }
+        record = {
+            "prompt": prompt.index,
+            "scene": prompt.scene_key,
+            "word": format_word(prompt.labels_A),
+            "caption": prompt.caption,
+            "target_clip": clip,
+            "stride": world.spec.stride,
+            "clip_latents": world.spec.clip_latents,
+            "step": asdict(prompt.step),
+            "policy": policy,
+            "forwards": {"denoiser": world.forwards.denoiser, "context": world.forwards.context},
+            **prompt.about,
+        }
+        with watch.time("store"):
+            store.write(index, arrays, record)
+    return finish(store, shard, paths.metrics("prefix"), len(pending), watch) | {"target_clip": clip}
+
+
+def finish(store: Any, shard: Shard, metrics: Path, made: int, watch: Stopwatch) -> dict[str, Any]:
+    """Close a sampling stage: sweep, and once all groups are there write the counted forwards as metrics."""
+    from pipeline import files
+
+    missing = len(store.pending())
+    if shard.alone or missing == 0:
+        store.sweep()
+    summary: dict[str, Any] = {"groups": len(store), "made": made}
+    if missing == 0:
+        counts = [store.record(index)["forwards"] for index in range(len(store))]
+        forwards = {name: sum(count[name] for count in counts) for name in ("denoiser", "context")}
+        files.write_json(metrics, {"groups": len(store), "forwards": forwards})
+        summary["forwards"] = forwards
+    else:
+        summary["missing"] = missing
+    return summary | {"time": watch.rounded()}
+
+
+def command(
+    epoch: o.Epoch,
+    root: o.Root = o.ARTIFACTS,
+    params: o.ParamsFile = o.PARAMS,
+    shard: o.ShardText = o.WHOLE,
+    set_: o.Set = None,
+    json: o.Json = False,
+) -> None:
+    """Sample the clips before the target clip, once for each prompt of the epoch.
+
+    Example: wcpipe prefix --epoch e001        (a part of it: --shard 2/4)
+    """
+    report(run_prefix(load_params(params, set_), epoch, root, parse_shard(shard)), json)

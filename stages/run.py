@@ -1,0 +1,101 @@
+"""`wcpipe run`: all stages of many epochs in one process.
+
+The same functions as the commands, so data still passes through disk only and any epoch can be looked at, resumed or
+redone with the single commands; what is saved is the start of five processes an epoch. Long runs fill disks: `--keep`
+deletes the bulky stores of epochs that nothing depends on any more; policies and metrics stay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stages import options as o
+from stages.common import EpochPaths, load_params, report
+
+if TYPE_CHECKING:
+    from pipeline.config import Params
+
+
+def parse_keep(text: str) -> int | None:
+    """`all` -> None; `last:2` -> 2. Raises UsageError."""
+    from pipeline.errors import UsageError
+
+    kind, _, count = text.partition(":")
+    if text == "all":
+        return None
+    if kind == "last" and count.isdigit() and int(count) >= 1:
+        return int(count)
+    raise UsageError(f"--keep {text}: write all or last:N with N of 1 or more")
+
+
+def prune(root: Path, epochs: list[str], keep: int) -> list[str]:
+    """Delete the stores of all but the last `keep` finished epochs; returns the epochs that lost some.
+
+    Policies and metrics stay. An epoch without its policy is unfinished and untouched.
+    """
+    from pipeline import files
+
+    finished = [epoch for epoch in epochs if EpochPaths(root, epoch).policy.exists()]
+    pruned = []
+    for epoch in finished[:-keep]:
+        paths = EpochPaths(root, epoch)
+        stores = [paths.prefixes, paths.rollouts, paths.folder / "scores.zarr", paths.advantages]
+        if any(store.exists() for store in stores):
+            pruned.append(epoch)
+        for store in stores:
+            if store.exists():
+                files.remove(store)
+    return pruned
+
+
+def run_epochs(params: Params, root: Path, keep: int | None = None, as_json: bool = False) -> dict[str, Any]:
+    """Run every epoch of `params.epochs` in order; finished ones are passed over. Prints one line a stage."""
+    from pipeline.stores import Shard
+    from stages.advantage import run_advantage
+    from stages.base import run_base
+    from stages.prefix import run_prefix
+    from stages.rollout import run_rollout
+    from stages.score import run_score
+    from stages.update import is_finished, run_update
+
+    report(run_base(params, root), as_json)
+    done = 0
+    epochs = sorted(params.epochs, key=lambda epoch: int(epoch[1:]))
+    for epoch in epochs:
+        if is_finished(params, epoch, root):
+            continue
+        for stage in (run_prefix, run_rollout, run_score):
+            report(stage(params, epoch, root, Shard()), as_json)
+        report(run_advantage(params, epoch, root), as_json)
+        report(run_update(params, epoch, root), as_json)
+        done += 1
+        if keep is not None:
+            prune(root, epochs, keep)
+    return {"stage": "run", "epochs": len(epochs), "made": done}
+
+
+def command(
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run e001 to this one instead of the file's epochs.", show_default=False),
+    ] = None,
+    root: o.Root = o.ARTIFACTS,
+    params: o.ParamsFile = o.PARAMS,
+    keep: Annotated[str, typer.Option(help="Stores to keep: all, or last:N finished epochs.")] = "all",
+    set_: o.Set = None,
+    json: o.Json = False,
+) -> None:
+    """Run all stages of many epochs in one process; started again it goes on where it stopped.
+
+    Example: wcpipe run --epochs 60 --root runs/long --keep last:2 --set update.lr=1e-4
+    """
+    from pipeline.config import Params, epoch_chain
+
+    loaded = load_params(params, set_)
+    if epochs is not None:
+        data = loaded.written() | {"epochs": epoch_chain(epochs, loaded.epochs)}
+        loaded = Params.model_validate_strict(data, str(params))
+    report(run_epochs(loaded, root, parse_keep(keep), json), json)

@@ -1,0 +1,126 @@
+"""`wcpipe score`: measure the frames of every candidate with each engine.
+
+Each engine has a store of its own, so that one can be run again, in another process or on another machine, without
+the others. What could not be measured is missing with a reason and counts as done; `--retry-missing` measures only
+that again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stages import options as o
+from stages.common import EpochPaths, Stopwatch, load_params, parse_shard, report, staged, track
+
+if TYPE_CHECKING:
+    from pipeline.config import Params
+    from pipeline.scorers.registry import Engine
+    from pipeline.stores import GroupStore, Shard
+
+CODE = 1  # as in stages.prefix
+
+
+@staged("score")
+def run_score(
+    params: Params, epoch: str, root: Path, shard: Shard, only: str | None = None, retry_missing: bool = False
+) -> dict[str, Any]:
+    """Write `scores.zarr/<scorer>` of one epoch for each scorer (or `only` one); done groups stay."""
+    from pipeline import files
+    from pipeline.errors import ConfigError
+    from pipeline.scorers.registry import engine_digest, open_engine
+    from pipeline.stores import GroupStore
+
+    paths = EpochPaths(root, epoch)
+    params = params.for_epoch(epoch)
+    names = params.score.scorers
+    if only is not None and only not in names:
+        raise ConfigError(f"--scorer {only}: params.yaml lists {', '.join(names)} in score.scorers")
+    remedy = f"run `wcpipe rollout --epoch {epoch}`"
+    rollouts = GroupStore.open(paths.rollouts, remedy).require_complete(remedy)
+    prefixes = GroupStore.open(paths.prefixes, remedy).require_complete(remedy)
+    files.write_json(paths.scores("zarr.json"), {"zarr_format": 3, "node_type": "group", "attributes": {}})
+    summary: dict[str, Any] = {"groups": len(rollouts)}
+    for name in names if only is None else [only]:
+        folder = Path(params.score.weights)
+        watch = Stopwatch()
+        with watch.time("load"):
+            engine = open_engine(name, folder)
+        digest = engine_digest(name, folder)
+        summary[name] = _score(engine, digest, prefixes, rollouts, paths, shard, retry_missing, watch)
+    return summary
+
+
+def _score(
+    engine: Engine,
+    digest: str,
+    prefixes: GroupStore,
+    rollouts: GroupStore,
+    paths: EpochPaths,
+    shard: Shard,
+    retry_missing: bool,
+    watch: Stopwatch,
+) -> dict[str, Any]:
+    from pipeline.groups import scored_frames
+    from pipeline.scorers.registry import Measured, measure_group
+    from pipeline.stores import GroupStore
+
+    clip = int(rollouts.record(0)["target_clip"])
+    candidates, new_frames = rollouts.specs["frames"].shape[:2]
+    past_frames = prefixes.specs["frames"].shape[0]
+    specs = engine.arrays(candidates, new_frames + (clip > 1), past_frames)
+    store = GroupStore.prepare(
+        paths.scores(engine.name),
+        kind=f"scores/{engine.name}",
+        arrays=specs,
+        keys=rollouts.keys,
+        inputs={
+            "stage": "score",
+            "code": CODE,
+            "scorer": engine.name,
+            "engine": digest,
+            "rollouts": rollouts.content_digest(),
+            "prefixes": prefixes.content_digest(),
+        },
+    )
+    todo: dict[int, Measured | None] = dict.fromkeys(store.pending(shard))
+    if retry_missing:
+        for index in range(len(store)):
+            if index not in todo and shard.takes(index) and store.record(index)["reasons"]:
+                reasons = {int(g): text for g, text in store.record(index)["reasons"].items()}
+                todo[index] = Measured({spec.name: store.read(index, spec.name) for spec in specs}, reasons)
+    for index in track(sorted(todo), f"score {engine.name}", len(todo)):
+        with watch.time("store"):
+            past_FHW3 = prefixes.read(index, "frames")
+            frames = scored_frames(past_FHW3, rollouts.read(index, "frames"), clip)
+            unusable = {int(g): text for g, text in rollouts.record(index)["reasons"].items()}
+        with watch.time("engine"):
+            measured = measure_group(engine, frames, past_FHW3, unusable, todo[index])
+        record = {"reasons": {str(g): text for g, text in sorted(measured.reasons.items())}}
+        with watch.time("store"):
+            store.write(index, measured.arrays, record)
+    if shard.alone or not store.pending():
+        store.sweep()
+    missing = sum(len(store.record(index)["reasons"]) for index in range(len(store)) if store.done()[index])
+    return {"made": len(todo), "missing": missing, "time": watch.rounded()}
+
+
+def command(
+    epoch: o.Epoch,
+    root: o.Root = o.ARTIFACTS,
+    params: o.ParamsFile = o.PARAMS,
+    shard: o.ShardText = o.WHOLE,
+    scorer: Annotated[str | None, typer.Option(help="Only this scorer.", show_default=False)] = None,
+    retry_missing: Annotated[
+        bool, typer.Option("--retry-missing", help="Measure again what is missing.")
+    ] = False,
+    set_: o.Set = None,
+    json: o.Json = False,
+) -> None:
+    """Measure the frames of every candidate: camera motion, visual quality.
+
+    Example: wcpipe score --epoch e001 --scorer pose --retry-missing
+    """
+    report(run_score(load_params(params, set_), epoch, root, parse_shard(shard), scorer, retry_missing), json)
