@@ -110,16 +110,16 @@ def local_correlation(first_NCHW: torch.Tensor, second_NCHW: torch.Tensor, radiu
     """Dot products of each cell with the window around it in the second map: (N, (2r+1)^2, H, W), row shift
     outermost.
 
-    Outside the map the product is 0. Rows are multiplied as matrices (W x C by C x W+2r, one for each row
-    shift); the wanted band of each product is cut out by viewing it with a row that is one longer, which
-    costs no gather."""
-    n, _, h, w = first_NCHW.shape
+    Outside the map the product is 0. Each row of cells is multiplied with the rows around it as one matrix product,
+    (W x C) by (C x (2r+1)(W+2r)); the wanted band is then a view with slanted strides, which costs no gather.
+    """
+    n, c, h, w = first_NCHW.shape
     side, wide = 2 * radius + 1, w + 2 * radius
-    padded = F.pad(second_NCHW, (radius,) * 4)
-    rows_NHSCW = padded.unfold(2, side, 1).permute(0, 2, 4, 1, 3)  # S: the row shifts of row h
-    product = first_NCHW.permute(0, 2, 3, 1)[:, :, None] @ rows_NHSCW  # (N, H, S, W, W+2r)
-    band = F.pad(product.flatten(3), (0, w)).view(n, h, side, w, wide + 1)[..., :side]
-    return band.permute(0, 2, 4, 1, 3).reshape(n, side * side, h, w)
+    around = F.pad(second_NCHW, (radius,) * 4).unfold(2, side, 1)  # (N, C, H, W+2r, row shift)
+    rows = around.permute(0, 2, 1, 4, 3).reshape(n * h, c, side * wide)
+    product = torch.bmm(first_NCHW.permute(0, 2, 3, 1).reshape(n * h, w, c), rows)
+    band = product.as_strided((n * h, side, side, w), (w * side * wide, wide, 1, side * wide + 1))
+    return band.reshape(n, h, side * side, w).permute(0, 2, 1, 3)
 
 
 def motion_of_relative(rel_N44: NDArray[Any], step: StepSize) -> NDArray[np.float64]:
