@@ -109,7 +109,7 @@ ENGINES: dict[str, tuple[Callable[[Path], Engine], str]] = {
 
 
 def open_engine(name: str, folder: Path) -> Engine:
-    """Load an engine from its weights' folder. Raises ConfigError for an unknown name, CheckpointError for its weights."""
+    """Load an engine from its folder. Raises ConfigError for an unknown name, CheckpointError for bad weights."""
     return _entry(name)[0](folder)
 
 
