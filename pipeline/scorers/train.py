@@ -59,6 +59,10 @@ class TrainOptions:
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.lr * (0.01 + 0.99 * 0.5 * (1 + float(np.cos(np.pi * progress))))
 
+    def precision(self) -> torch.autocast:
+        """For the network alone: degradations and losses stay in float32."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
+
 
 def _generators(seed: int, step: int) -> tuple[np.random.Generator, torch.Generator]:
     numpy = np.random.default_rng([seed, step])
@@ -85,8 +89,7 @@ def fit(
     net.train()
     for step in range(start, options.steps):
         optimizer.param_groups[0]["lr"] = options.lr_at(step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-            loss, metrics = loss_of(*_generators(options.seed, step))
+        loss, metrics = loss_of(*_generators(options.seed, step))
         if not bool(torch.isfinite(loss)):
             raise NumericsError(
                 f"{type(net).__name__}: loss is {loss.item()} at step {step}: lower lr ({options.lr})"
@@ -166,7 +169,9 @@ def train_pose_net(
     ) -> tuple[torch.Tensor, dict[str, float]]:
         frames, rel = render_batch(rng, options.batch)
         target = torch.from_numpy(motion_of_relative(rel, step)).float()
-        predicted = net(spoil(_to_float(frames), generator, reconstruct)).float()
+        seen = spoil(_to_float(frames), generator, reconstruct)
+        with options.precision():
+            predicted = net(seen).float()
         error = (predicted.detach() - target).abs()
         metrics = {
             "translation_error": error[..., :3].mean().item(),
@@ -221,7 +226,8 @@ def train_critic(
     ) -> tuple[torch.Tensor, dict[str, float]]:
         frames = _to_float(render_frames(rng, options.batch))
         better, worse = preference_pairs(frames, generator, kinds)
-        scores = net(torch.cat([better, worse])).float()
+        with options.precision():
+            scores = net(torch.cat([better, worse])).float()
         a, b = scores.chunk(2)
         return preference_loss(a, b), {"accuracy": (a > b).float().mean().item()}
 

@@ -123,6 +123,19 @@ def test_training_resumes_bit_equal(tmp_path):
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
+def test_bf16_training_stays_close():
+    def train(bf16):
+        torch.manual_seed(3)
+        return train_pose_net(
+            shifted_videos, STEP, TrainOptions(steps=3, batch=4, bf16=bf16), net=PoseNet(SMALL)
+        )
+
+    videos = shifted_videos(np.random.default_rng(0), 4)[0]
+    narrow, full = (PoseScorer(train(bf16), STEP).motion(videos) for bf16 in (True, False))
+    assert not np.array_equal(narrow, full)
+    np.testing.assert_allclose(narrow, full, atol=0.02)
+
+
 def test_spoiling_keeps_range_and_is_repeatable():
     videos = torch.rand(6, 3, 3, 24, 32)
     one, two = (spoil(videos, torch.Generator().manual_seed(5), lambda x: x.round()) for _ in range(2))
