@@ -140,7 +140,7 @@ class WorldPlayWan(WanTransformer3DModel):
         rope_start: int = 0,
         context: ContextCache | None = None,
     ) -> Any:
-        """Velocity of a noisy clip (mode "velocity", [B, C, T, H, W]) or ContextCache of clean history (mode "context").
+        """Velocity of a noisy clip (mode "velocity", [B, C, T, H, W]) or cache of clean history (mode "context").
 
         Every argument but the latents may have batch 1 and is then shared, including the context. `timestep_BT` is
         0..1000, one a latent; `w2c` is relative to frame 0, in units of the world; `K` is normalised by the image size.
