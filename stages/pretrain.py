@@ -1,0 +1,57 @@
+"""`wcpipe pretrain`: train the mini world's base, its pose scorer or its critic, from nothing.
+
+Not part of `dvc repro`: the repository ships what these commands made (weights/mini, with the parameters beside it).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stages import options as o
+from stages.common import STOP, load_params, step_bar
+
+
+def run_pretrain(data: dict[str, Any], folder: Path, part: str, workers: int, compiled: bool) -> dict[str, Any]:
+    """Train one part into `folder`; a started training goes on from its last checkpoint."""
+    from pipeline import config
+    from pipeline.errors import UsageError
+    from pipeline.worlds.mini import pretrain, pretrain_scorers
+
+    if part == "world":
+        settings = config.validate(pretrain.PretrainConfig, data, "params.yaml", "pretrain.")
+        losses: list[float] = []
+        with step_bar("pretrain world", settings.steps) as advance:
+
+            def on_step(step: int, loss: float) -> None:
+                losses.append(loss)
+                advance(step + 1)
+                STOP.check()
+
+            pretrain.pretrain(settings, folder, on_step, workers, compiled)
+        return {"stage": "pretrain", "part": part, "steps": settings.steps, "loss": sum(losses[-50:]) / max(1, len(losses[-50:]))}
+    if part in ("pose", "critic"):
+        with step_bar(f"pretrain {part}", pretrain_scorers.STEPS[part]) as advance:
+            summary = pretrain_scorers.train(part, folder, lambda step, loss: (advance(step + 1), STOP.check()))
+        return {"stage": "pretrain", "part": part, **summary}
+    raise UsageError(f"--part {part}: choose world, pose or critic")
+
+
+def command(
+    folder: Annotated[Path, typer.Option(help="Where weights, state and the loss curve go.")] = Path("artifacts/base"),
+    part: Annotated[str, typer.Option(help="world, pose or critic.")] = "world",
+    params: o.ParamsFile = o.PARAMS,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that render ahead (world).")] = 1,
+    compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile (world).")] = False,
+    set_: o.Set = None,
+    json: o.Json = False,
+) -> None:
+    """Train the mini world's base or one of its scorers; resumable, deterministic for a seed.
+
+    Example: wcpipe pretrain --part world --folder runs/base --set pretrain.steps=5000
+    """
+    from stages.common import report
+
+    report(run_pretrain(load_params(params, set_).pretrain, folder, part, workers, compiled), json)
