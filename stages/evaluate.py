@@ -48,12 +48,19 @@ def run_evaluate(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     path = result_path(root, epoch)
     if path.exists() and json.loads(path.read_text()).get("inputs") == inputs:
         return summarise(json.loads(path.read_text())["rows"]) | {"made": 0}
-    world = open_policy(params.world.name, paths.base, paths.policy, config.weights, params.update, params.seed)
+    world = open_policy(
+        params.world.name, paths.base, paths.policy, config.weights, params.update, params.seed
+    )
     with step_bar(f"evaluate {epoch}", config.basic + config.compound) as advance:
         rows = evaluate_policy(
-            world, PoseScorer.load(folder), CriticScorer.load(folder), config,
-            params.sampler.steps, params.sampler.shift, lambda done, total: advance(done),
-        )  # fmt: skip
+            world,
+            PoseScorer.load(folder),
+            CriticScorer.load(folder),
+            config,
+            params.sampler.steps,
+            params.sampler.shift,
+            lambda done, total: advance(done),
+        )
     files.write_json(path, {"inputs": inputs, "rows": rows})
     return summarise(rows) | {"made": len(rows)}
 
@@ -64,13 +71,20 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
     names = ("oracle_joint", "scorer_joint", "quality", "psnr", "oracle_failed")
     return {
-        kind: {name: round(float(np.mean([row[name] for row in rows if row["kind"] == kind])), 4) for name in names}
+        kind: {
+            name: round(float(np.mean([row[name] for row in rows if row["kind"] == kind])), 4)
+            for name in names
+        }
         for kind in ("basic", "compound")
     }
 
 
 def command(
-    epoch: o.Epoch, root: o.Root = o.ARTIFACTS, params: o.ParamsFile = o.PARAMS, set_: o.Set = None, json: o.Json = False
+    epoch: o.Epoch,
+    root: o.Root = o.ARTIFACTS,
+    params: o.ParamsFile = o.PARAMS,
+    set_: o.Set = None,
+    json: o.Json = False,
 ) -> None:
     """Judge one policy on held-out rooms: action accuracy by the pose scorer and by the oracle, and visual quality.
 

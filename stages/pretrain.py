@@ -14,7 +14,9 @@ from stages import options as o
 from stages.common import STOP, load_params, step_bar
 
 
-def run_pretrain(data: dict[str, Any], folder: Path, part: str, workers: int, compiled: bool) -> dict[str, Any]:
+def run_pretrain(
+    data: dict[str, Any], folder: Path, part: str, workers: int, compiled: bool
+) -> dict[str, Any]:
     """Train one part into `folder`; a started training goes on from its last checkpoint."""
     from pipeline import config
     from pipeline.errors import UsageError
@@ -31,16 +33,28 @@ def run_pretrain(data: dict[str, Any], folder: Path, part: str, workers: int, co
                 STOP.check()
 
             pretrain.pretrain(settings, folder, on_step, workers, compiled)
-        return {"stage": "pretrain", "part": part, "steps": settings.steps, "loss": sum(losses[-50:]) / max(1, len(losses[-50:]))}
+        return {
+            "stage": "pretrain",
+            "part": part,
+            "steps": settings.steps,
+            "loss": sum(losses[-50:]) / max(1, len(losses[-50:])),
+        }
     if part in ("pose", "critic"):
         with step_bar(f"pretrain {part}", pretrain_scorers.STEPS[part]) as advance:
-            summary = pretrain_scorers.train(part, folder, lambda step, loss: (advance(step + 1), STOP.check()))
+
+            def on_scorer_step(step: int, loss: float) -> None:
+                advance(step + 1)
+                STOP.check()
+
+            summary = pretrain_scorers.train(part, folder, on_scorer_step)
         return {"stage": "pretrain", "part": part, **summary}
     raise UsageError(f"--part {part}: choose world, pose or critic")
 
 
 def command(
-    folder: Annotated[Path, typer.Option(help="Where weights, state and the loss curve go.")] = Path("artifacts/base"),
+    folder: Annotated[Path, typer.Option(help="Where weights, state and the loss curve go.")] = Path(
+        "artifacts/base"
+    ),
     part: Annotated[str, typer.Option(help="world, pose or critic.")] = "world",
     params: o.ParamsFile = o.PARAMS,
     workers: Annotated[int, typer.Option(min=0, help="Processes that render ahead (world).")] = 1,

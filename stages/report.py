@@ -54,10 +54,15 @@ def compare(before: list[dict[str, Any]], after: list[list[dict[str, Any]]]) -> 
             a = np.array([[rows[i][name] for i in chosen] for rows in after])
             table.append(
                 {
-                    "kind": kind, "measure": name, "title": title, "scale": scale,
-                    "before": bootstrap(b), "after": bootstrap(a.mean(0)), "difference": paired(a, b),
+                    "kind": kind,
+                    "measure": name,
+                    "title": title,
+                    "scale": scale,
+                    "before": bootstrap(b),
+                    "after": bootstrap(a.mean(0)),
+                    "difference": paired(a, b),
                 }
-            )  # fmt: skip
+            )
     return table
 
 
@@ -82,7 +87,9 @@ def run_report(root: Path, before: str, after: list[Path], as_json: bool) -> Non
     files.write_bytes(root / "evaluation" / "report.md", text.encode())
     if as_json:
         keep = ("kind", "measure", "before", "after", "difference")
-        print(json.dumps([{name: getattr(row[name], "__dict__", row[name]) for name in keep} for row in table]))
+        print(
+            json.dumps([{name: getattr(row[name], "__dict__", row[name]) for name in keep} for row in table])
+        )
         return
     from rich.console import Console
     from rich.table import Table
@@ -100,7 +107,8 @@ def command(
     after: Annotated[str, typer.Option(help="Epoch to compare.", show_default=False)] = "",
     root: o.Root = o.ARTIFACTS,
     runs: Annotated[
-        list[Path] | None, typer.Option("--run", help="Further evaluation files of the same cases (other seeds).")
+        list[Path] | None,
+        typer.Option("--run", help="Further evaluation files of the same cases (other seeds)."),
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """Does the camera do what it was told? Basic and compound actions, judged by the pose scorer and by the oracle.
 
 One case is one held-out room and one action held for the whole video, as in both papers: the 8 keys, and the compounds
-of a translation with a rotation or of two keys of a kind. The cases, their rooms and their noise are fixed by a seed and
-shared by every policy that is compared. The mini world's oracle judges; it is never a reward.
+of a translation with a rotation or of two keys of a kind. The cases, their rooms and their noise are fixed by a seed
+and shared by every policy that is compared. The mini world's oracle judges; it is never a reward.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ from pipeline.worlds.mini.renderer import MiniScene, render
 from pipeline.worlds.wan_world import WanWorld
 
 BASIC = tuple(label for family in BASIC_FAMILIES for label in FAMILIES[family])
-COMPOUND = tuple(label for family, labels in FAMILIES.items() if family not in BASIC_FAMILIES for label in labels)
+COMPOUND = tuple(
+    label for family, labels in FAMILIES.items() if family not in BASIC_FAMILIES for label in labels
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def held(label: int, count: int) -> NDArray[np.int64]:
     """One action for `count` steps. A move with a pitch turns its pitch round half-way: held on, it leaves the room."""
     word = np.full(count, label)
     if label in FAMILIES["translation_and_pitch"]:
-        word[(count + 1) // 2 :] = actions.label_of(tuple({"up": "down", "down": "up"}.get(k, k) for k in actions.keys_of(label)))
+        word[(count + 1) // 2 :] = actions.label_of(
+            tuple({"up": "down", "down": "up"}.get(k, k) for k in actions.keys_of(label))
+        )
     return word
 
 
@@ -59,13 +63,17 @@ def make_cases(config: AccuracyConfig, latents: int) -> list[Case]:
 
 
 @torch.no_grad()
-def generate(world: WanWorld, prompt: Prompt, clips: int, seed: int, steps: int, shift: float) -> NDArray[np.uint8]:
+def generate(
+    world: WanWorld, prompt: Prompt, clips: int, seed: int, steps: int, shift: float
+) -> NDArray[np.uint8]:
     """Sample the whole video of a prompt, uint8 [F, H, W, 3], clip by clip; noise keyed by seed and case."""
     scene = world.encode_scene(prompt.first_frame_HW3, prompt.caption, prompt.scene_key)
     labels = np.concatenate([[0], prompt.labels_A])
     condition = ClipCondition.of(labels, prompt.c2w_T44, INTRINSICS_33)
     sampling = Sampling(steps=steps, shift=shift, seed=seed, epoch=0)
-    latents = sample_prefix(world, scene, condition, prompt.c2w_T44, clips + 1, sampling, f"evaluate/{prompt.index}")
+    latents = sample_prefix(
+        world, scene, condition, prompt.c2w_T44, clips + 1, sampling, f"evaluate/{prompt.index}"
+    )
     return world.decode(latents)[0]
 
 
@@ -91,7 +99,9 @@ def evaluate_policy(
     return judge(cases, np.stack(videos), pose, critic)
 
 
-def judge(cases: list[Case], videos_BFHW3: NDArray[np.uint8], pose: PoseScorer, critic: CriticScorer) -> list[dict[str, Any]]:
+def judge(
+    cases: list[Case], videos_BFHW3: NDArray[np.uint8], pose: PoseScorer, critic: CriticScorer
+) -> list[dict[str, Any]]:
     """Rows of `evaluate_policy` for given videos (true renders too: the floor of every estimator)."""
     scenes = [MiniScene.make(case.prompt.scene_seed) for case in cases]
     labels_BF = np.stack([frame_labels(np.concatenate([[0], case.prompt.labels_A]), 1) for case in cases])

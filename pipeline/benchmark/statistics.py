@@ -20,10 +20,14 @@ class Interval:
 
     def shown(self, scale: float = 1.0, digits: int = 1) -> str:
         """`23.4 [21.0, 25.9]`."""
-        return f"{self.mean * scale:.{digits}f} [{self.low * scale:.{digits}f}, {self.high * scale:.{digits}f}]"
+        return (
+            f"{self.mean * scale:.{digits}f} [{self.low * scale:.{digits}f}, {self.high * scale:.{digits}f}]"
+        )
 
 
-def bootstrap(values_N: NDArray[np.float64], level: float = 0.95, draws: int = 2000, seed: int = 0) -> Interval:
+def bootstrap(
+    values_N: NDArray[np.float64], level: float = 0.95, draws: int = 2000, seed: int = 0
+) -> Interval:
     """Mean over cases [N] and its percentile interval; NaN cases (undefined there) are left out.
 
     Raises ValueError when no case is left.
@@ -38,7 +42,13 @@ def bootstrap(values_N: NDArray[np.float64], level: float = 0.95, draws: int = 2
     return Interval(float(values.mean()), float(low), float(high))
 
 
-def paired(after_SN: NDArray[np.float64], before_SN: NDArray[np.float64], level: float = 0.95, draws: int = 2000, seed: int = 0) -> Interval:
+def paired(
+    after_SN: NDArray[np.float64],
+    before_SN: NDArray[np.float64],
+    level: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
     """Mean difference after - before over S training seeds and the same N cases; hierarchical bootstrap seed -> case.
 
     `before_SN` may be [N] (one base for all seeds). One seed: cases alone are resampled, and the interval says so
@@ -52,7 +62,7 @@ def paired(after_SN: NDArray[np.float64], before_SN: NDArray[np.float64], level:
     rng = np.random.default_rng(seed)
     means = np.empty(draws)
     for draw in range(draws):
-        seeds = rng.integers(S, size=S)
+        seeds = rng.integers(S, size=(S,))
         means[draw] = np.mean([difference[s, rng.integers(N, size=N)].mean() for s in seeds])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(difference.mean()), float(low), float(high))

@@ -16,12 +16,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline import actions, camera
 from pipeline.words import TrainingMix
 from pipeline.worlds.base import MemoryRule
-from pipeline.worlds.mini.renderer import FOCAL, HEIGHT, SPLITS, WIDTH, MiniScene, SceneBatch, place_path, render_batch
+from pipeline.worlds.mini.renderer import (
+    FOCAL,
+    HEIGHT,
+    SPLITS,
+    WIDTH,
+    MiniScene,
+    SceneBatch,
+    place_path,
+    render_batch,
+)
 from pipeline.worlds.mini.text import encode_caption
 
 CLIP = 4
 STEP = camera.StepSize(translation=0.4, rotation_deg=6.0)
-"""Motion of one action. At 64 px these are about three pixels, so that every action can be seen (spec worldcycle 6.1)."""
+"""Motion of one action: about three pixels at 64 px, so that every action can be seen (spec worldcycle 6.1)."""
 MEMORY = MemoryRule(budget=8, recent=4, sink=0)
 INTRINSICS_33 = np.array([[FOCAL / WIDTH, 0, 0.5], [0, FOCAL / HEIGHT, 0.5], [0, 0, 1]])
 
@@ -30,9 +39,15 @@ class LabelNoise(BaseModel):
     """How often a clip does not execute what its labels say."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    compound_first_only: float = Field(1 / 3, ge=0, le=1, description="share of clips that execute a compound's first key alone")
-    compound_second_only: float = Field(1 / 3, ge=0, le=1, description="share of clips that execute a compound's second key alone")
-    single_ignored: float = Field(0.2, ge=0, le=1, description="share of clips that stand still on a single key")
+    compound_first_only: float = Field(
+        1 / 3, ge=0, le=1, description="share of clips that execute a compound's first key alone"
+    )
+    compound_second_only: float = Field(
+        1 / 3, ge=0, le=1, description="share of clips that execute a compound's second key alone"
+    )
+    single_ignored: float = Field(
+        0.2, ge=0, le=1, description="share of clips that stand still on a single key"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -49,7 +64,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def paths(labels_BA: np.ndarray) -> np.ndarray:
-    """Integrate labels to poses relative to the first: [B, A] -> [B, A + 1, 4, 4] (as camera.poses_from_labels, batched)."""
+    """Integrate labels to poses relative to the first: [B, A] -> [B, A + 1, 4, 4] (batched `poses_from_labels`)."""
     steps = _tables()[1][labels_BA]
     poses = [np.tile(np.eye(4), (len(labels_BA), 1, 1))]
     for action in range(labels_BA.shape[1]):
@@ -58,12 +73,17 @@ def paths(labels_BA: np.ndarray) -> np.ndarray:
 
 
 def execute(labels_BA: np.ndarray, noise: LabelNoise, rng: np.random.Generator) -> np.ndarray:
-    """Return the labels that the camera really executes; drawn once a clip (actions 0..2 are clip 0, 3..6 clip 1, ...)."""
+    """Return the labels that the camera really executes, drawn once a clip (actions 0..2 are clip 0, 3..6 clip 1)."""
     B, A = labels_BA.shape
     clip = (np.arange(A) + 1) // CLIP
     u_compound, u_single = rng.random((2, B, clip[-1] + 1))
     mode_compound = np.select(
-        [u_compound < noise.compound_first_only, u_compound < noise.compound_first_only + noise.compound_second_only], [1, 2], 0
+        [
+            u_compound < noise.compound_first_only,
+            u_compound < noise.compound_first_only + noise.compound_second_only,
+        ],
+        [1, 2],
+        0,
     )
     mode_single = np.where(u_single < noise.single_ignored, 3, 0)
     compound = actions.is_compound(labels_BA)
@@ -89,7 +109,7 @@ class ClipBatch:
 def _context(rng: np.random.Generator, batch: int, clip_index: int) -> np.ndarray:
     """Context latents [batch, c]: the last clip and, from the third clip on, one older clip.
 
-    The older one is drawn at random and not by view overlap, so that the base copes with whatever the memory rule finds.
+    The older one is drawn at random and not by view overlap, so that the base copes with whatever the memory finds.
     """
     last = np.tile(np.arange(CLIP) + CLIP * (clip_index - 1), (batch, 1))
     if clip_index == 1:
@@ -98,8 +118,15 @@ def _context(rng: np.random.Generator, batch: int, clip_index: int) -> np.ndarra
     return np.concatenate([older, last], 1)
 
 
-def sample_clips(rng: np.random.Generator, batch: int, clip_index: int, mix: TrainingMix, noise: LabelNoise, split: str = "pretrain") -> ClipBatch:
-    """Draw `batch` words and rooms and render their clip `clip_index` (0-based) with a context as `_context` picks it."""
+def sample_clips(
+    rng: np.random.Generator,
+    batch: int,
+    clip_index: int,
+    mix: TrainingMix,
+    noise: LabelNoise,
+    split: str = "pretrain",
+) -> ClipBatch:
+    """Draw `batch` words and rooms and render their clip `clip_index` (0-based) with the context of `_context`."""
     latents = CLIP * (clip_index + 1)
     scenes: list[MiniScene] = []
     labels, true_poses = np.zeros((batch, latents - 1), np.int64), np.zeros((batch, latents, 4, 4))
@@ -126,6 +153,11 @@ def sample_clips(rng: np.random.Generator, batch: int, clip_index: int, mix: Tra
     frames = render_batch(stacked, torch.from_numpy(true_poses[rows, seen]).float())
     context = chosen.shape[1]
     return ClipBatch(
-        frames[:, context:], latent_labels[:, target], w2c[:, target],
-        frames[:, :context], latent_labels[rows, chosen], w2c[rows, chosen], text,
-    )  # fmt: skip
+        frames[:, context:],
+        latent_labels[:, target],
+        w2c[:, target],
+        frames[:, :context],
+        latent_labels[rows, chosen],
+        w2c[rows, chosen],
+        text,
+    )

@@ -50,7 +50,9 @@ class PatchCodec:
         variance, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
         order = variance.argsort(descending=True)[:channels]
         basis = vectors[:, order].T
-        basis = basis * torch.sign(basis[torch.arange(channels), basis.abs().argmax(1)])[:, None]  # a fixed sign
+        basis = (
+            basis * torch.sign(basis[torch.arange(channels), basis.abs().argmax(1)])[:, None]
+        )  # a fixed sign
         std = variance[order].sqrt()
         scale = std.rsqrt()
         scale = scale / (std * scale).square().mean().sqrt()
@@ -84,6 +86,12 @@ class PatchCodec:
             tensors = load_file(path)
             return PatchCodec(tensors["mean"], tensors["basis"], tensors["scale"])
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path}: not a readable patch codec ({error}); restore the file or re-run `wcpipe pretrain`") from error
-        except Exception as error:  # safetensors raises its own SafetensorError, which derives from Exception alone
-            raise CheckpointError(f"{path}: not a readable patch codec ({error}); restore the file or re-run `wcpipe pretrain`") from error
+            raise CheckpointError(
+                f"{path}: not a readable patch codec ({error}); restore the file or re-run `wcpipe pretrain`"
+            ) from error
+        except (
+            Exception
+        ) as error:  # safetensors raises its own SafetensorError, which derives from Exception alone
+            raise CheckpointError(
+                f"{path}: not a readable patch codec ({error}); restore the file or re-run `wcpipe pretrain`"
+            ) from error

@@ -31,4 +31,6 @@ def load_mini(folder: Path, device: str = "cpu") -> WanWorld:
     """The world of a base folder, products in bfloat16. Raises CheckpointError when a file is missing or damaged."""
     codec = PatchCodec.load(folder / "codec.safetensors")
     model = load_wan(folder / "transformer").to(device)
-    return WanWorld(model, codec, mini_spec(codec.channels), encode_text=encode_caption, autocast=torch.bfloat16)
+    return WanWorld(
+        model, codec, mini_spec(codec.channels), encode_text=encode_caption, autocast=torch.bfloat16
+    )

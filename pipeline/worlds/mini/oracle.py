@@ -25,7 +25,9 @@ THRESHOLD = 0.35
 _SIZES = ((20, 32), (40, 64))
 _ITERATIONS = (5, 5)
 _CAUCHY = 0.08
-_DELTA = torch.tensor([0.02, 0.02, 0.02, 0.01, 0.01, 0.01])  # differences of the numerical Jacobian: units, radians
+_DELTA = torch.tensor(
+    [0.02, 0.02, 0.02, 0.01, 0.01, 0.01]
+)  # differences of the numerical Jacobian: units, radians
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class OracleTrack:
     def labels_BF(self) -> np.ndarray:
         """The action that the camera really did before each frame; -1 where the frame or the one before has failed."""
         relative = np.linalg.inv(self.c2w_BF44[:, :-1]) @ self.c2w_BF44[:, 1:]
-        labels = camera.labels_from_relative(relative.reshape(-1, 4, 4), THRESHOLD * STEP.translation, THRESHOLD * STEP.rotation_deg)
+        labels = camera.labels_from_relative(
+            relative.reshape(-1, 4, 4), THRESHOLD * STEP.translation, THRESHOLD * STEP.rotation_deg
+        )
         labels = labels.reshape(relative.shape[:2])
         labels[self.failed_BF[:, 1:] | self.failed_BF[:, :-1]] = -1
         return np.concatenate([np.zeros((len(labels), 1), np.int64), labels], 1)
@@ -61,15 +65,21 @@ def _smooth(frames: torch.Tensor) -> torch.Tensor:
     lead, (H, W) = frames.shape[:-3], frames.shape[-3:-1]
     x = frames.reshape(-1, H, W, 3).permute(0, 3, 1, 2)
     kernel = torch.tensor([0.25, 0.5, 0.25])
-    x = F.conv2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), (kernel[:, None] * kernel).expand(3, 1, 3, 3), groups=3)
+    x = F.conv2d(
+        F.pad(x, (1, 1, 1, 1), mode="replicate"), (kernel[:, None] * kernel).expand(3, 1, 3, 3), groups=3
+    )
     return x.permute(0, 2, 3, 1).reshape(*lead, H, W, 3)
 
 
-def _hypotheses(previous_B44: torch.Tensor, commanded_B44: torch.Tensor, labels_B: np.ndarray) -> torch.Tensor:
+def _hypotheses(
+    previous_B44: torch.Tensor, commanded_B44: torch.Tensor, labels_B: np.ndarray
+) -> torch.Tensor:
     """Starts [B, 8, 4, 4]: last estimate moved by shares of the commanded step, and the commanded pose itself."""
     starts = []
     for translation, rotation in ((1, 1), (1, 0), (0, 1), (0, 0), (0.5, 0.5), (1, 0.5), (0.5, 1)):
-        step = camera.StepSize(max(translation, 1e-9) * STEP.translation, max(rotation, 1e-9) * STEP.rotation_deg)
+        step = camera.StepSize(
+            max(translation, 1e-9) * STEP.translation, max(rotation, 1e-9) * STEP.rotation_deg
+        )
         moves = np.stack([camera.step_transform(int(label), step) for label in labels_B])
         starts.append(previous_B44 @ torch.from_numpy(moves).float())
     return torch.stack([*starts, commanded_B44], 1)
@@ -81,7 +91,9 @@ def _cost(difference: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _refine(scenes: SceneBatch, frames: torch.Tensor, poses: torch.Tensor, size: tuple[int, int], iterations: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _refine(
+    scenes: SceneBatch, frames: torch.Tensor, poses: torch.Tensor, size: tuple[int, int], iterations: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Levenberg-Marquardt on poses [B, S, 4, 4] against frames [B, H, W, 3]; returns (poses, costs [B, S])."""
     B, S = poses.shape[:2]
     damping = torch.full((B, S), 1e-2)
@@ -111,19 +123,37 @@ def _refine(scenes: SceneBatch, frames: torch.Tensor, poses: torch.Tensor, size:
 
 
 @torch.no_grad()
-def track(scenes: list[MiniScene], frames_BFHW3: np.ndarray, start_B44: np.ndarray, labels_BF: np.ndarray, chunk: int = 16) -> OracleTrack:
+def track(
+    scenes: list[MiniScene],
+    frames_BFHW3: np.ndarray,
+    start_B44: np.ndarray,
+    labels_BF: np.ndarray,
+    chunk: int = 16,
+) -> OracleTrack:
     """Fit every frame of B videos whose frame 0 is the true view at `start_B44`; `labels_BF` are the commanded actions.
 
     frames uint8 [B, F, 40, 64, 3]; labels_BF[:, f] is the action before frame f (labels_BF[:, 0] is not used).
     """
     parts = [
-        _track(scenes[i : i + chunk], frames_BFHW3[i : i + chunk], start_B44[i : i + chunk], labels_BF[i : i + chunk])
+        _track(
+            scenes[i : i + chunk],
+            frames_BFHW3[i : i + chunk],
+            start_B44[i : i + chunk],
+            labels_BF[i : i + chunk],
+        )
         for i in range(0, len(scenes), chunk)
     ]
-    return OracleTrack(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("c2w_BF44", "residual_BF", "failed_BF")))
+    return OracleTrack(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("c2w_BF44", "residual_BF", "failed_BF")
+        )
+    )
 
 
-def _track(scenes: list[MiniScene], frames_BFHW3: np.ndarray, start_B44: np.ndarray, labels_BF: np.ndarray) -> OracleTrack:
+def _track(
+    scenes: list[MiniScene], frames_BFHW3: np.ndarray, start_B44: np.ndarray, labels_BF: np.ndarray
+) -> OracleTrack:
     B, frame_count = frames_BFHW3.shape[:2]
     batch = SceneBatch.stack(scenes)
     pose = torch.from_numpy(start_B44).float()
@@ -138,7 +168,9 @@ def _track(scenes: list[MiniScene], frames_BFHW3: np.ndarray, start_B44: np.ndar
         smooth = _smooth(small)
         cost = _cost(_smooth(render_batch(batch, starts, *_SIZES[0])) - smooth[:, None])
         best = cost.topk(3, largest=False).indices
-        poses, cost = _refine(batch, smooth, starts[torch.arange(B)[:, None], best], _SIZES[0], _ITERATIONS[0])
+        poses, cost = _refine(
+            batch, smooth, starts[torch.arange(B)[:, None], best], _SIZES[0], _ITERATIONS[0]
+        )
         poses = poses[torch.arange(B), cost.argmin(1)][:, None]
         poses, _ = _refine(batch, _smooth(full), poses, _SIZES[1], _ITERATIONS[1])
         pose = poses[:, 0]
@@ -150,7 +182,7 @@ def _track(scenes: list[MiniScene], frames_BFHW3: np.ndarray, start_B44: np.ndar
 
 
 def accuracy(labels_BF: np.ndarray, commanded_BF: np.ndarray) -> dict[str, np.ndarray]:
-    """Per-frame hits of the oracle's labels: `joint` (whole label) and `fine` (mean of translation and rotation), [B, F - 1].
+    """Per-frame hits of the oracle's labels, [B, F - 1]: `joint` (whole label), `fine` (mean of its two parts).
 
     A failed frame (-1) hits nothing.
     """
@@ -159,4 +191,7 @@ def accuracy(labels_BF: np.ndarray, commanded_BF: np.ndarray) -> dict[str, np.nd
     seen = np.where(valid, found, 0)
     translation = valid & (actions.translation_code(seen) == actions.translation_code(asked))
     rotation = valid & (actions.rotation_code(seen) == actions.rotation_code(asked))
-    return {"joint": (translation & rotation).astype(float), "fine": (translation.astype(float) + rotation) / 2}
+    return {
+        "joint": (translation & rotation).astype(float),
+        "fine": (translation.astype(float) + rotation) / 2,
+    }

@@ -37,7 +37,9 @@ class PretrainConfig(BaseModel):
     steps: int = Field(9000, gt=0)
     batch: int = Field(16, gt=0, description="clips a step")
     copies: int = Field(2, gt=0, description="noised copies of each clip, sharing its context")
-    lr: float = Field(2.0e-3, gt=0, description="AdamW's rate for vectors, embeddings and projections in and out")
+    lr: float = Field(
+        2.0e-3, gt=0, description="AdamW's rate for vectors, embeddings and projections in and out"
+    )
     lr_matrix: float = Field(0.01, gt=0, description="Muon's rate for the matrices inside the blocks")
     warmup: int = 100
     ema: float = Field(0.998, ge=0, lt=1)
@@ -48,20 +50,29 @@ class PretrainConfig(BaseModel):
     heads: int = 4
     layers: int = 6
     ffn: int = 384
-    compound_weight: float = Field(0.4, ge=0, le=1, description="share of the runs of a word that are compounds")
+    compound_weight: float = Field(
+        0.4, ge=0, le=1, description="share of the runs of a word that are compounds"
+    )
     hold: tuple[int, int] = (2, 6)
     noise: LabelNoise = LabelNoise()
     save_every: int = Field(250, gt=0)
 
 
 def pretraining_mix(config: PretrainConfig) -> TrainingMix:
-    """The word sampler of pretraining: mostly single keys, so that compounds stay out of distribution as in real bases."""
+    """The words of pretraining: mostly single keys, so that compounds stay out of distribution as in real bases."""
     single, compound = 1 - config.compound_weight, config.compound_weight
     shares = {
-        "translation": 0.5 * single, "yaw": 0.35 * single, "pitch": 0.15 * single, "two_translations": 0.15 * compound,
-        "yaw_and_pitch": 0.1 * compound, "translation_and_yaw": 0.6 * compound, "translation_and_pitch": 0.15 * compound,
-    }  # fmt: skip
-    return TrainingMix(hold=config.hold, **{name: share / len(FAMILIES[name]) for name, share in shares.items()})
+        "translation": 0.5 * single,
+        "yaw": 0.35 * single,
+        "pitch": 0.15 * single,
+        "two_translations": 0.15 * compound,
+        "yaw_and_pitch": 0.1 * compound,
+        "translation_and_yaw": 0.6 * compound,
+        "translation_and_pitch": 0.15 * compound,
+    }
+    return TrainingMix(
+        hold=config.hold, **{name: share / len(FAMILIES[name]) for name, share in shares.items()}
+    )
 
 
 def fit_codec(channels: int, seed: int) -> PatchCodec:
@@ -77,17 +88,27 @@ def fit_codec(channels: int, seed: int) -> PatchCodec:
 def build_model(config: PretrainConfig) -> WorldPlayWan:
     """A freshly initialised mini transformer, deterministic for the seed."""
     torch.manual_seed(config.seed)
-    model = WorldPlayWan(
-        patch_size=(1, 1, 1), num_attention_heads=config.heads, attention_head_dim=config.dim // config.heads,
-        in_channels=config.channels, out_channels=config.channels, text_dim=TEXT_DIM, freq_dim=64, ffn_dim=config.ffn,
-        num_layers=config.layers, cross_attn_norm=True, qk_norm="rms_norm_across_heads", eps=1e-6, rope_max_seq_len=64,
-    )  # fmt: skip
-    return model
+    return WorldPlayWan(
+        patch_size=(1, 1, 1),
+        num_attention_heads=config.heads,
+        attention_head_dim=config.dim // config.heads,
+        in_channels=config.channels,
+        out_channels=config.channels,
+        text_dim=TEXT_DIM,
+        freq_dim=64,
+        ffn_dim=config.ffn,
+        num_layers=config.layers,
+        cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads",
+        eps=1e-6,
+        rope_max_seq_len=64,
+    )
 
 
 def make_optimizers(model: torch.nn.Module, config: PretrainConfig) -> list[torch.optim.Optimizer]:
     """Muon for the blocks' matrices (about twice the progress a step of AdamW here), AdamW for all the rest."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if name.startswith("blocks.") and parameter.ndim == 2 else rest).append(parameter)
     muon = torch.optim.Muon(matrices, lr=config.lr_matrix, weight_decay=0.01, momentum=0.95)
@@ -106,7 +127,9 @@ def lr_factor(step: int, config: PretrainConfig) -> float:
 def draw_batch(config: PretrainConfig, step: int) -> ClipBatch:
     """The clips of one step: a pure function of the parameters and the step."""
     rng = np.random.default_rng([config.seed, step, 0xC11F])
-    clip_index = int(rng.choice(len(config.clip_shares), p=np.array(config.clip_shares) / sum(config.clip_shares)))
+    clip_index = int(
+        rng.choice(len(config.clip_shares), p=np.array(config.clip_shares) / sum(config.clip_shares))
+    )
     return sample_clips(rng, config.batch, clip_index, pretraining_mix(config), config.noise)
 
 
@@ -121,16 +144,23 @@ def batches(config: PretrainConfig, start: int, workers: int) -> Iterator[ClipBa
         yield from (draw_batch(config, step) for step in range(start, config.steps))
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        ahead = deque(pool.submit(_draw_alone, config, step) for step in range(start, min(start + workers + 2, config.steps)))
+        ahead = deque(
+            pool.submit(_draw_alone, config, step)
+            for step in range(start, min(start + workers + 2, config.steps))
+        )
         for step in range(start + len(ahead), config.steps + len(ahead)):
             yield ahead.popleft().result()
             if step < config.steps:
                 ahead.append(pool.submit(_draw_alone, config, step))
 
 
-def training_loss(model: WorldPlayWan, codec: PatchCodec, config: PretrainConfig, batch: ClipBatch, step: int) -> torch.Tensor:
+def training_loss(
+    model: WorldPlayWan, codec: PatchCodec, config: PretrainConfig, batch: ClipBatch, step: int
+) -> torch.Tensor:
     """Flow-matching loss of one step's batch (mean over copies, latents with loss, channels and cells)."""
-    generator = torch.Generator().manual_seed(int(np.random.default_rng([config.seed, step, 0x401]).integers(2**62)))
+    generator = torch.Generator().manual_seed(
+        int(np.random.default_rng([config.seed, step, 0x401]).integers(2**62))
+    )
     B, M = config.batch, config.copies
     K_33 = torch.from_numpy(INTRINSICS_33).float()
 
@@ -143,7 +173,9 @@ def training_loss(model: WorldPlayWan, codec: PatchCodec, config: PretrainConfig
 
     x0 = repeat(encode(batch.frames_BTHW3))
     # Stratified uniform draws lower the loss's variance at no cost; the shift moves them to high noise as in sampling.
-    uniform = (torch.arange(B * M) + torch.rand(B * M, generator=generator))[torch.randperm(B * M, generator=generator)] / (B * M)
+    uniform = (torch.arange(B * M) + torch.rand(B * M, generator=generator))[
+        torch.randperm(B * M, generator=generator)
+    ] / (B * M)
     sigma = config.shift * uniform / (1 + (config.shift - 1) * uniform)
     noise = torch.randn(x0.shape, generator=generator)
     sigma_BT = sigma[:, None].repeat(1, 4)
@@ -151,21 +183,34 @@ def training_loss(model: WorldPlayWan, codec: PatchCodec, config: PretrainConfig
     with torch.autocast("cpu", torch.bfloat16):
         context = None
         if batch.context_frames_BTHW3 is not None:
-            assert batch.context_labels_BT is not None and batch.context_w2c_BT44 is not None
+            assert batch.context_labels_BT is not None
+            assert batch.context_w2c_BT44 is not None
             c = batch.context_labels_BT.shape[1]
             context = model(
-                "context", latents_BCTHW=context_x0, timestep_BT=torch.full((B, c), 14.0),
-                labels_BT=batch.context_labels_BT, w2c_BT44=batch.context_w2c_BT44, K_BT33=K_33.expand(B, c, 3, 3), text_BLD=batch.text_BLD,
-            )  # fmt: skip
+                "context",
+                latents_BCTHW=context_x0,
+                timestep_BT=torch.full((B, c), 14.0),
+                labels_BT=batch.context_labels_BT,
+                w2c_BT44=batch.context_w2c_BT44,
+                K_BT33=K_33.expand(B, c, 3, 3),
+                text_BLD=batch.text_BLD,
+            )
             context = replace(context, layers=[(repeat(k), repeat(v)) for k, v in context.layers])
         else:
             sigma_BT[:, 0] = 0.0  # the conditioning latent is clean, at the context's timestep
         x_sigma = x0 + sigma_BT[:, None, :, None, None] * (noise - x0)
         timestep = torch.where(sigma_BT > 0, sigma_BT * 1000, torch.full_like(sigma_BT, 14.0))
         v = model(
-            "velocity", latents_BCTHW=x_sigma, timestep_BT=timestep, labels_BT=repeat(batch.labels_BT), w2c_BT44=repeat(batch.w2c_BT44),
-            K_BT33=K_33.expand(B * M, 4, 3, 3), text_BLD=repeat(batch.text_BLD), rope_start=0 if context is None else context.frames, context=context,
-        )  # fmt: skip
+            "velocity",
+            latents_BCTHW=x_sigma,
+            timestep_BT=timestep,
+            labels_BT=repeat(batch.labels_BT),
+            w2c_BT44=repeat(batch.w2c_BT44),
+            K_BT33=K_33.expand(B * M, 4, 3, 3),
+            text_BLD=repeat(batch.text_BLD),
+            rope_start=0 if context is None else context.frames,
+            context=context,
+        )
     first = 1 if context is None else 0
     return (v.float() - (noise - x0))[:, :, first:].square().mean()
 
@@ -186,7 +231,11 @@ def pretrain(
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = build_model(config)
-    codec_path, state_path, log_path = folder / "codec.safetensors", folder / "state.safetensors", folder / "loss.csv"
+    codec_path, state_path, log_path = (
+        folder / "codec.safetensors",
+        folder / "state.safetensors",
+        folder / "loss.csv",
+    )
     if not codec_path.exists():
         fit_codec(config.channels, config.seed).save(codec_path)
     codec = PatchCodec.load(codec_path)
@@ -204,7 +253,10 @@ def pretrain(
                 group["lr"] = group["initial_lr"] * lr_factor(step, config)
         loss = training_loss(model, codec, config, batch, step)
         if not torch.isfinite(loss):
-            raise NumericsError(f"{folder}: loss is {loss.item()} at step {step}; lower pretrain.lr and start again from the last checkpoint")
+            raise NumericsError(
+                f"{folder}: loss is {loss.item()} at step {step}; "
+                "lower pretrain.lr and start again from the last checkpoint"
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -221,14 +273,26 @@ def pretrain(
             log_path.write_text("\n".join(log) + "\n")
 
 
-def _save(folder: Path, path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, optimizers: list, step: int) -> None:
+def _save(
+    folder: Path,
+    path: Path,
+    config: PretrainConfig,
+    model: WorldPlayWan,
+    ema: dict,
+    optimizers: list,
+    step: int,
+) -> None:
     tensors = {f"live.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     tensors |= {f"ema.{name}": value for name, value in ema.items()}
     for o, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{o}.{index}.{key}": value.clone() for key, value in state.items()}
     temporary = path.with_suffix(".partial")
-    save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, metadata={"step": str(step), "config": config.model_dump_json()})
+    save_file(
+        {k: v.contiguous() for k, v in tensors.items()},
+        temporary,
+        metadata={"step": str(step), "config": config.model_dump_json()},
+    )
     temporary.replace(path)
     live = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     with torch.no_grad():
@@ -237,7 +301,9 @@ def _save(folder: Path, path: Path, config: PretrainConfig, model: WorldPlayWan,
         model.save_pretrained(folder / "transformer")
         for name, parameter in model.named_parameters():
             parameter.copy_(live[name])
-    (folder / "pretrain.json").write_text(json.dumps({"step": step, "config": config.model_dump()}, indent=1) + "\n")
+    (folder / "pretrain.json").write_text(
+        json.dumps({"step": step, "config": config.model_dump()}, indent=1) + "\n"
+    )
 
 
 def _resume(path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, optimizers: list) -> int:
@@ -246,7 +312,9 @@ def _resume(path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, 
     with safe_open(path, "pt") as handle:
         metadata = handle.metadata()
     if json.loads(metadata["config"]) != json.loads(config.model_dump_json()):
-        raise CheckpointError(f"{path}: was made with other pretrain parameters; choose another folder or restore them")
+        raise CheckpointError(
+            f"{path}: was made with other pretrain parameters; choose another folder or restore them"
+        )
     tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -22,7 +22,15 @@ from pipeline.scorers.train import TrainOptions, train_critic, train_pose_net
 from pipeline.words import TrainingMix
 from pipeline.worlds.mini.clips import STEP, LabelNoise, execute
 from pipeline.worlds.mini.codec import PatchCodec
-from pipeline.worlds.mini.renderer import SPLITS, MiniScene, SceneBatch, place_path, render_batch, start_poses, to_uint8
+from pipeline.worlds.mini.renderer import (
+    SPLITS,
+    MiniScene,
+    SceneBatch,
+    place_path,
+    render_batch,
+    start_poses,
+    to_uint8,
+)
 
 LABELS = (parse_word("up-1")[0], parse_word("down-1")[0])
 STEPS = {"pose": 3000, "critic": 1200}
@@ -32,13 +40,18 @@ _JITTER = 0.05
 
 def pose_videos(rng: np.random.Generator, batch: int) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """Videos uint8 [batch, 5, 40, 64, 3] and their true motions [batch, 4, 4, 4] (relative, camera-to-world)."""
-    mix, noise = TrainingMix(hold=(1, 4)), LabelNoise(compound_first_only=0.15, compound_second_only=0.15, single_ignored=0.15)
+    mix, noise = (
+        TrainingMix(hold=(1, 4)),
+        LabelNoise(compound_first_only=0.15, compound_second_only=0.15, single_ignored=0.15),
+    )
     scenes: list[MiniScene] = []
     poses = []
     while len(scenes) < batch:
         scene = MiniScene.make(int(rng.integers(*SPLITS["scorer"])))
         labels = execute(mix.sample(rng, FRAMES - 1)[None], noise, rng)[0]
-        motion = motion_of_relative(np.stack([camera.step_transform(int(label), STEP) for label in labels]), STEP)
+        motion = motion_of_relative(
+            np.stack([camera.step_transform(int(label), STEP) for label in labels]), STEP
+        )
         motion = motion * rng.uniform(0.2, 1.3, (len(motion), 1)) + rng.normal(size=motion.shape) * _JITTER
         path = np.concatenate([np.eye(4)[None], relative_of_motion(motion, STEP)])
         for i in range(1, FRAMES):
@@ -54,7 +67,7 @@ def pose_videos(rng: np.random.Generator, batch: int) -> tuple[NDArray[np.uint8]
 
 def views(rng: np.random.Generator, batch: int) -> NDArray[np.uint8]:
     """Frames uint8 [batch, 40, 64, 3], each of another room."""
-    frames = []
+    frames: list[tuple[MiniScene, np.ndarray]] = []
     while len(frames) < batch:
         scene = MiniScene.make(int(rng.integers(*SPLITS["scorer"])))
         poses = start_poses(scene, rng, 24)
@@ -63,10 +76,14 @@ def views(rng: np.random.Generator, batch: int) -> NDArray[np.uint8]:
             look = camera.StepSize(1.0, float(rng.uniform(0.5, 30)))  # up or down: generated videos pitch too
             frames.append((scene, clear[0] @ camera.step_transform(LABELS[int(rng.integers(2))], look)))
     stacked = np.stack([pose for _, pose in frames])[:, None]
-    return to_uint8(render_batch(SceneBatch.stack([scene for scene, _ in frames]), torch.from_numpy(stacked).float()))[:, 0]
+    return to_uint8(
+        render_batch(SceneBatch.stack([scene for scene, _ in frames]), torch.from_numpy(stacked).float())
+    )[:, 0]
 
 
-def train(part: str, folder: Path, on_step: Callable[[int, float], Any] = lambda step, loss: None) -> dict[str, Any]:
+def train(
+    part: str, folder: Path, on_step: Callable[[int, float], Any] = lambda step, loss: None
+) -> dict[str, Any]:
     """Train "pose" or "critic" into `folder`, which must hold codec.safetensors; resumable. Returns a summary."""
     if part not in STEPS:
         raise UsageError(f"part {part}: choose pose or critic")
@@ -77,8 +94,11 @@ def train(part: str, folder: Path, on_step: Callable[[int, float], Any] = lambda
         return torch.from_numpy(codec.decode(latents)[0]).permute(0, 3, 1, 2).float() / 255
 
     options = TrainOptions(
-        steps=STEPS[part], batch=16 if part == "pose" else 64, bf16=True, checkpoint=folder / f"{part}.state.safetensors"
-    )  # fmt: skip
+        steps=STEPS[part],
+        batch=16 if part == "pose" else 64,
+        bf16=True,
+        checkpoint=folder / f"{part}.state.safetensors",
+    )
     curve: list[float] = []
 
     def on_progress(done: int, total: int, metrics: dict[str, float]) -> None:
@@ -86,10 +106,21 @@ def train(part: str, folder: Path, on_step: Callable[[int, float], Any] = lambda
         on_step(done - 1, metrics["loss"])
 
     if part == "pose":
-        PoseScorer(train_pose_net(pose_videos, STEP, options, reconstruct=reconstruct, on_progress=on_progress), STEP).save(folder)
+        PoseScorer(
+            train_pose_net(pose_videos, STEP, options, reconstruct=reconstruct, on_progress=on_progress), STEP
+        ).save(folder)
     else:
-        CriticScorer(train_critic(views, options, reconstruct=reconstruct, on_progress=on_progress)).save(folder)
+        CriticScorer(train_critic(views, options, reconstruct=reconstruct, on_progress=on_progress)).save(
+            folder
+        )
     loss = float(np.mean(curve[-100:])) if curve else None
-    about = {"part": part, "steps": options.steps, "batch": options.batch, "lr": options.lr, "seed": options.seed, "loss": loss}
-    files.write_bytes(folder / f"{part}.json.record", (json.dumps(about, indent=1) + "\n").encode())
+    about = {
+        "part": part,
+        "steps": options.steps,
+        "batch": options.batch,
+        "lr": options.lr,
+        "seed": options.seed,
+        "loss": loss,
+    }
+    files.write_bytes(folder / f"{part}.training.json", (json.dumps(about, indent=1) + "\n").encode())
     return about

@@ -15,7 +15,7 @@ from pipeline.worlds.mini.renderer import SPLITS, MiniScene, place_path, render
 
 @dataclass(frozen=True)
 class Prompt:
-    """`start_44` is in the room's frame; `labels_A` the commanded actions; `c2w_T44` commanded poses relative to frame 0.
+    """`start_44` is in the room's frame; `labels_A` are the commanded actions, `c2w_T44` their poses from frame 0.
 
     `first_frame_HW3` is uint8 [40, 64, 3]. The scene key names room and start pose.
     """
@@ -31,7 +31,9 @@ class Prompt:
     @property
     def scene_key(self) -> str:
         """Room and start pose in one word."""
-        return f"mini-{self.scene_seed}-" + "-".join(f"{value:.4f}" for value in self.start_44[[0, 2, 0], [3, 3, 2]])
+        return f"mini-{self.scene_seed}-" + "-".join(
+            f"{value:.4f}" for value in self.start_44[[0, 2, 0], [3, 3, 2]]
+        )
 
 
 def place(scene: MiniScene, rng: np.random.Generator, labels_A: np.ndarray) -> np.ndarray | None:
@@ -42,7 +44,15 @@ def place(scene: MiniScene, rng: np.random.Generator, labels_A: np.ndarray) -> n
 def prompt_of(index: int, scene: MiniScene, start_44: np.ndarray, labels_A: np.ndarray) -> Prompt:
     """Put a prompt together from its parts; renders the first frame."""
     labels = np.asarray(labels_A, np.int64)
-    return Prompt(index, scene.seed, start_44, labels, paths(labels[None])[0], render(scene, start_44[None])[0], scene.caption)
+    return Prompt(
+        index,
+        scene.seed,
+        start_44,
+        labels,
+        paths(labels[None])[0],
+        render(scene, start_44[None])[0],
+        scene.caption,
+    )
 
 
 def make_prompt(split: str, index: int, seed: int, actions: int, mix: TrainingMix) -> Prompt:
@@ -55,7 +65,9 @@ def make_prompt(split: str, index: int, seed: int, actions: int, mix: TrainingMi
         start = place(scene, rng, labels)
         if start is not None:
             return prompt_of(index, scene, start, labels)
-    raise WordError(f"words of {actions} actions do not fit into the mini world's rooms; lower the number of clips (target.n_max)")
+    raise WordError(
+        f"words of {actions} actions do not fit into the mini world's rooms; lower the number of clips (target.n_max)"
+    )
 
 
 def make_prompt_for_word(split: str, index: int, seed: int, labels_A: np.ndarray) -> Prompt:

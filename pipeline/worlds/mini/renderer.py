@@ -67,7 +67,10 @@ class MiniScene:
             size = rng.uniform(0.3, 0.75, 2)
             centre = rng.uniform(-1, 1, 2) * (np.array([half_x, half_z]) - size)
             top = FLOOR - rng.uniform(0.6, 2.0)
-            lo[box], hi[box] = (centre[0] - size[0], top, centre[1] - size[1]), (centre[0] + size[0], FLOOR, centre[1] + size[1])
+            lo[box], hi[box] = (
+                (centre[0] - size[0], top, centre[1] - size[1]),
+                (centre[0] + size[0], FLOOR, centre[1] + size[1]),
+            )
         names = rng.choice(len(COLOUR_NAMES), SURFACES)
         names[1] = names[0]  # a caption names one colour of the walls ...
         names[5] = names[4]  # ... but opposite walls only, so that four directions still differ
@@ -80,12 +83,19 @@ class MiniScene:
             f"A room with {COLOUR_NAMES[names[0]]} and {COLOUR_NAMES[names[4]]} walls, "
             f"a {COLOUR_NAMES[names[3]]} floor and a {COLOUR_NAMES[names[2]]} ceiling."
         )
-        return MiniScene(seed, float(half_x), float(half_z), lo.astype(np.float32), hi.astype(np.float32), texture, caption)
+        return MiniScene(
+            seed, float(half_x), float(half_z), lo.astype(np.float32), hi.astype(np.float32), texture, caption
+        )
 
     def clear(self, position_N3: np.ndarray, margin: float = 0.55) -> np.ndarray:
         """Return bool_N: is the position inside the room and at least `margin` away from walls and boxes?"""
         x, y, z = position_N3[..., 0], position_N3[..., 1], position_N3[..., 2]
-        inside = (np.abs(x) < self.half_x - margin) & (np.abs(z) < self.half_z - margin) & (y > CEILING + 0.4) & (y < FLOOR - 0.3)
+        inside = (
+            (np.abs(x) < self.half_x - margin)
+            & (np.abs(z) < self.half_z - margin)
+            & (y > CEILING + 0.4)
+            & (y < FLOOR - 0.3)
+        )
         near = position_N3[..., None, :]
         outside_box = (near < self.lo_K3 - margin) | (near > self.hi_K3 + margin)
         return inside & outside_box[..., 0::2].any(-1).all(-1)
@@ -105,7 +115,9 @@ class SceneBatch:
         """Stack scenes; a single one may then be rendered from many poses."""
         half = torch.tensor([[s.half_x, 0.0, s.half_z] for s in scenes], dtype=torch.float32)
         lo, hi = (torch.from_numpy(np.stack([getattr(s, k) for s in scenes])) for k in ("lo_K3", "hi_K3"))
-        return SceneBatch(half, lo, hi, torch.from_numpy(np.stack([s.texture_SNN3 for s in scenes])).reshape(-1, 3))
+        return SceneBatch(
+            half, lo, hi, torch.from_numpy(np.stack([s.texture_SNN3 for s in scenes])).reshape(-1, 3)
+        )
 
 
 @lru_cache(maxsize=4)
@@ -114,12 +126,14 @@ def _rays(height: int, width: int) -> torch.Tensor:
     scale = WIDTH / width
     x = (torch.arange(width) + 0.5 - width / 2) * scale / FOCAL
     y = (torch.arange(height) + 0.5 - height / 2) * scale / FOCAL
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy") + (torch.ones(height, width),), -1)
+    grid = torch.stack((*torch.meshgrid(x, y, indexing="xy"), torch.ones(height, width)), -1)
     return grid.reshape(-1, 3)
 
 
 @torch.no_grad()
-def render_batch(batch: SceneBatch, c2w_SF44: torch.Tensor, height: int = HEIGHT, width: int = WIDTH) -> torch.Tensor:
+def render_batch(
+    batch: SceneBatch, c2w_SF44: torch.Tensor, height: int = HEIGHT, width: int = WIDTH
+) -> torch.Tensor:
     """Render F frames of each of S scenes: float32 [S, F, height, width, 3] in [0, 1].
 
     `c2w_SF44` are camera-to-world matrices in the scenes' own frames, float32. Smaller sizes keep the field of view.
@@ -153,7 +167,9 @@ def render_batch(batch: SceneBatch, c2w_SF44: torch.Tensor, height: int = HEIGHT
     axis = torch.where(hit, enter_axis.gather(-1, box[..., None])[..., 0], axis)
     surface = torch.where(hit, 6 + box, surface)
 
-    distance = distance.clamp(0, 100)  # a camera that a fit has put outside the room must still give finite colours
+    distance = distance.clamp(
+        0, 100
+    )  # a camera that a fit has put outside the room must still give finite colours
 
     # Texture coordinates: the two world axes that are not the face's normal.
     point = origin + distance[..., None] * direction
@@ -198,7 +214,9 @@ def start_poses(scene: MiniScene, rng: np.random.Generator, count: int) -> np.nd
     return pose
 
 
-def place_path(scene: MiniScene, rng: np.random.Generator, relative_T44: np.ndarray, tries: int = 48) -> np.ndarray | None:
+def place_path(
+    scene: MiniScene, rng: np.random.Generator, relative_T44: np.ndarray, tries: int = 48
+) -> np.ndarray | None:
     """Find a start pose from which the whole path stays clear of walls and boxes; None if `tries` draws found none.
 
     `relative_T44` are poses relative to the first; the result is the [4, 4] start pose in the scene's frame.
