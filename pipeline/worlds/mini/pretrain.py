@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import CheckpointError, NumericsError
@@ -269,8 +270,8 @@ def pretrain(
         log.append(f"{loss.item():.6f}")
         on_step(step, loss.item())
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
-            _save(folder, state_path, config, model, ema, optimizers, step + 1)
             log_path.write_text("\n".join(log) + "\n")
+            _save(folder, state_path, config, model, ema, optimizers, step + 1)
 
 
 def _save(
@@ -282,6 +283,17 @@ def _save(
     optimizers: list,
     step: int,
 ) -> None:
+    """Write the base, then the state: a kill in between repeats some steps, and no stale base looks finished."""
+    live = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(ema[name])
+        model.save_pretrained(folder / "transformer")
+        for name, parameter in model.named_parameters():
+            parameter.copy_(live[name])
+    (folder / "pretrain.json").write_text(
+        json.dumps({"step": step, "config": config.model_dump()}, indent=1) + "\n"
+    )
     tensors = {f"live.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     tensors |= {f"ema.{name}": value for name, value in ema.items()}
     for o, optimizer in enumerate(optimizers):
@@ -294,28 +306,21 @@ def _save(
         metadata={"step": str(step), "config": config.model_dump_json()},
     )
     temporary.replace(path)
-    live = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(ema[name])
-        model.save_pretrained(folder / "transformer")
-        for name, parameter in model.named_parameters():
-            parameter.copy_(live[name])
-    (folder / "pretrain.json").write_text(
-        json.dumps({"step": step, "config": config.model_dump()}, indent=1) + "\n"
-    )
 
 
 def _resume(path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, optimizers: list) -> int:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as handle:
-        metadata = handle.metadata()
+    try:
+        with safe_open(path, "pt") as handle:
+            metadata = handle.metadata()
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); delete it to start the training again"
+        ) from error
     if json.loads(metadata["config"]) != json.loads(config.model_dump_json()):
         raise CheckpointError(
             f"{path}: was made with other pretrain parameters; choose another folder or restore them"
         )
-    tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"live.{name}"])
