@@ -111,7 +111,9 @@ def run_update(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     with watch.time("store"):
         files.write_json(paths.metrics("update"), metrics)
         policy.save(paths.policy, extra)
-    shown = {name: metrics.get(name) for name in ("loss", "v_gap", "grad_norm") if name in metrics}
+    shown: dict[str, Any] = {
+        name: metrics[name] for name in ("loss", "v_gap", "grad_norm") if name in metrics
+    }
     return {"made": 1, "samples": samples, **shown, "time": watch.rounded()}
 
 

@@ -141,10 +141,11 @@ def measure_group(
     """Measure one group: candidates in `unusable` are missing from the start; with `known`, only its missing ones are
     measured again. An engine that fails makes the candidates it was given missing, with its error as the reason.
     """
-    specs = engine.arrays(*frames_GFHW3.shape[:2], len(past_FHW3))
+    G, F = frames_GFHW3.shape[:2]
+    specs = engine.arrays(G, F, len(past_FHW3))
     if known is None:
         arrays = {spec.name: np.full(spec.shape, np.nan, spec.stored_dtype) for spec in specs}
-        wanted = [g for g in range(len(frames_GFHW3)) if g not in unusable]
+        wanted = [g for g in range(G) if g not in unusable]
     else:
         arrays = {name: value.copy() for name, value in known.arrays.items()}
         wanted = [g for g in known.reasons if g not in unusable]

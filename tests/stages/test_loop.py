@@ -12,11 +12,11 @@ import pytest
 
 from pipeline import config, files, stores
 from pipeline.digests import digest_tree
-from pipeline.errors import DataError, MissingScoresError
+from pipeline.errors import DataError, Interrupted, MissingScoresError
 from pipeline.stores import GroupStore, Shard
 from stages.advantage import run_advantage
 from stages.base import run_base
-from stages.common import EpochPaths
+from stages.common import STOP, EpochPaths
 from stages.prefix import run_prefix
 from stages.rollout import run_rollout
 from stages.run import parse_keep, prune, run_epochs
@@ -216,6 +216,21 @@ def test_stages_say_what_has_to_run_first(tiny_params: Path, tmp_path: Path) -> 
     run_prefix(params, "e001", root, Shard(1, 2))
     with pytest.raises(DataError, match=r"1 of 3 groups are not finished; run `wcpipe prefix"):
         run_rollout(params, "e001", root, Shard())
+
+
+def test_a_signal_stops_after_a_finished_group_and_the_rest_follows(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    params, root = copy(finished, tmp_path)
+    before = digest(root)
+    shutil.rmtree(EpochPaths(root, "e002").rollouts)
+    STOP.name = "SIGTERM"
+    with pytest.raises(Interrupted, match="SIGTERM .*run the same command again") as caught:
+        run_rollout(params, "e002", root, Shard())
+    assert caught.value.exit_code == 75
+    assert GroupStore.open(EpochPaths(root, "e002").rollouts).pending() == [1, 2]
+    assert run_rollout(params, "e002", root, Shard())["made"] == 2
+    assert digest(root) == before
 
 
 def test_pruning_keeps_policies_and_a_run_goes_on_after_it(
