@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipeline.advantages import AdvantageConfig
+from pipeline.benchmark.config import AccuracyConfig
 from pipeline.errors import ConfigError
 from pipeline.updates.config import UpdateConfig
 from pipeline.words import TrainingMix
@@ -101,6 +102,13 @@ class ScoreConfig(Section):
     )
 
 
+class CompareConfig(Section):
+    """Which policies `dvc repro` evaluates and puts side by side at its end."""
+
+    before: str = Field("e000", description="epoch that is compared against; e000 is the base")
+    after: str = Field("e008", description="epoch that is compared")
+
+
 class Params(Section):
     """All of params.yaml. One instance describes one epoch once `for_epoch` has applied its overrides."""
 
@@ -115,7 +123,8 @@ class Params(Section):
     advantage: AdvantageConfig = AdvantageConfig()
     update: UpdateConfig = UpdateConfig()
     rewards: dict[str, Any] = Field({}, description="parameters of the rewards, by name")
-    evaluate: dict[str, Any] = Field({}, description="parameters of `wcpipe evaluate`")
+    evaluate: AccuracyConfig = AccuracyConfig()
+    compare: CompareConfig = CompareConfig()
     pretrain: dict[str, Any] = Field({}, description="parameters of `wcpipe pretrain`")
     epochs: dict[str, dict[str, Any]] = Field({}, description="epochs: {e001: {prev: e000, <overrides>}}")
 

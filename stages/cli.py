@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from stages import advantage, base, doctor, prefix, rollout, run, score, update, verify
+from stages import advantage, base, doctor, evaluate, prefix, pretrain, report, rollout, run, score, update, verify
 
 app = typer.Typer(
     name="wcpipe",
@@ -30,6 +30,9 @@ for name, module in (
     ("advantage", advantage),
     ("update", update),
     ("run", run),
+    ("evaluate", evaluate),
+    ("report", report),
+    ("pretrain", pretrain),
     ("verify", verify),
     ("doctor", doctor),
 ):

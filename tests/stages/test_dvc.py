@@ -39,6 +39,7 @@ def project(folder: Path, base: Path) -> Path:
     for epoch in list(params["epochs"]):
         if epoch > last:
             del params["epochs"][epoch]
+    params["compare"]["after"] = last
     with (folder / "params.yaml").open("w") as file:
         yaml.dump(params, file)
     dvc(folder, "init", "--no-scm").wait()
