@@ -1,7 +1,7 @@
 """`wcpipe base`: put the base into `artifacts/base` and its weights into `artifacts/e000/policy`, the first policy.
 
-Shipped weights and a base trained here give the same layout, and from here on nothing knows the difference but the
-digest that every result carries.
+Shipped weights are copied; with `world.base: pretrain` the base is trained here, resumably. Both give the same layout,
+and from here on nothing knows the difference but the digest that every result carries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CODE = 1  # as in stages.prefix
 @staged("base")
 def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     from pipeline.digests import SHORT
-    from pipeline.errors import CheckpointError, ConfigError
+    from pipeline.errors import CheckpointError
     from pipeline.updates.checkpoint import read_state
     from pipeline.updates.policy import Policy, prepare_params
     from pipeline.worlds.registry import base_digest, copy_base, open_world
@@ -31,12 +31,14 @@ def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         source = Path(params.world.weights)
         if not paths.base.exists() or base_digest(paths.base) != base_digest(source):
             copy_base(source, paths.base)
-    elif not (paths.base / "transformer" / "config.json").exists():
-        raise ConfigError(
-            f"world.base is pretrain, but {paths.base} holds no base: run `wcpipe pretrain` first"
-        )
+    else:
+        from stages.pretrain import run_pretrain
+
+        run_pretrain(
+            params.pretrain, paths.base, "world", workers=1, compiled=False
+        )  # goes on, or is done already
     digest = base_digest(paths.base)
-    inputs = {"stage": "base", "code": CODE, "base": digest, "params": params.dump("seed") | _trained(params)}
+    inputs = {"stage": "base", "code": CODE, "base": digest, "params": _trained(params)}
     summary = {"base": digest[:SHORT], "source": params.world.base}
     try:
         if read_state(paths.policy)["state"]["extra"].get("inputs") == inputs:
@@ -50,7 +52,7 @@ def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
 
 
 def _trained(params: Params) -> dict[str, Any]:
-    return {"update.params": params.update.params.model_dump(mode="json")}
+    return {"seed": params.seed, "update.params": params.update.params.model_dump(mode="json")}
 
 
 def run_base(params: Params, root: Path) -> dict[str, Any]:
@@ -66,5 +68,6 @@ def command(
     """Put the base world model and the first policy in place.
 
     Example: wcpipe base
+    Example: wcpipe base --set world.base=pretrain --set pretrain.steps=2000
     """
     report(run_base(load_params(params, set_), root), json)

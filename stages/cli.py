@@ -11,7 +11,20 @@ from typing import NoReturn
 
 import typer
 
-from stages import advantage, base, doctor, evaluate, prefix, pretrain, report, rollout, run, score, update, verify
+from stages import (
+    advantage,
+    base,
+    doctor,
+    evaluate,
+    prefix,
+    pretrain,
+    report,
+    rollout,
+    run,
+    score,
+    update,
+    verify,
+)
 
 app = typer.Typer(
     name="wcpipe",

@@ -2,7 +2,7 @@
 
 The same functions as the commands, so data still passes through disk only and any epoch can be looked at, resumed or
 redone with the single commands; what is saved is the start of five processes an epoch. Long runs fill disks: `--keep`
-deletes the bulky stores of epochs that nothing depends on any more; policies and metrics stay.
+thins out epochs that nothing depends on any more; their ema weights and metrics stay.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ def parse_keep(text: str) -> int | None:
 
 
 def prune(root: Path, epochs: list[str], keep: int) -> list[str]:
-    """Delete the stores of all but the last `keep` finished epochs; returns the epochs that lost some.
+    """Thin out all but the last `keep` finished epochs; returns the epochs that lost something.
 
-    Policies and metrics stay. An epoch without its policy is unfinished and untouched.
+    Their stores go, and of their policies all but the ema weights and state.json: such an epoch can be evaluated and is
+    known to be finished, but no longer trained on from. An epoch without its policy is unfinished and untouched.
     """
     from pipeline import files
+    from pipeline.updates.checkpoint import STATE
 
     finished = [epoch for epoch in epochs if EpochPaths(root, epoch).policy.exists()]
     pruned = []
     for epoch in finished[:-keep]:
         paths = EpochPaths(root, epoch)
-        stores = [paths.prefixes, paths.rollouts, paths.folder / "scores.zarr", paths.advantages]
-        if any(store.exists() for store in stores):
+        doomed = [paths.prefixes, paths.rollouts, paths.folder / "scores.zarr", paths.advantages]
+        doomed += [path for path in paths.policy.iterdir() if path.name not in (STATE, "ema.safetensors")]
+        present = [path for path in doomed if path.exists()]
+        for path in present:
+            files.remove(path)
+        if present:
             pruned.append(epoch)
-        for store in stores:
-            if store.exists():
-                files.remove(store)
     return pruned
 
 
@@ -84,7 +87,7 @@ def command(
     ] = None,
     root: o.Root = o.ARTIFACTS,
     params: o.ParamsFile = o.PARAMS,
-    keep: Annotated[str, typer.Option(help="Stores to keep: all, or last:N finished epochs.")] = "all",
+    keep: Annotated[str, typer.Option(help="What to keep: all, or last:N finished epochs in full.")] = "all",
     set_: o.Set = None,
     json: o.Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import config, files, stores
 from pipeline.digests import digest_tree
-from pipeline.errors import DataError, Interrupted, MissingScoresError
+from pipeline.errors import CheckpointError, DataError, Interrupted, MissingScoresError
 from pipeline.stores import GroupStore, Shard
 from stages.advantage import run_advantage
 from stages.base import run_base
@@ -243,7 +243,14 @@ def test_pruning_keeps_policies_and_a_run_goes_on_after_it(
     assert run_epochs(params, root)["made"] == 0
     run_epochs(epochs(finished[0], 3), root, keep=1)
     assert not EpochPaths(root, "e002").rollouts.exists()
-    assert all(EpochPaths(root, epoch).policy.exists() for epoch in ("e000", "e001", "e002", "e003"))
+    kept = {path.name for path in EpochPaths(root, "e001").policy.iterdir()}
+    assert kept == {"state.json", "ema.safetensors"}
+    whole = {path.name for path in EpochPaths(root, "e003").policy.iterdir()}
+    assert whole > kept
+    assert whole == {path.name for path in EpochPaths(root, "e000").policy.iterdir()}
+    shutil.rmtree(EpochPaths(root, "e003").folder)  # its own start, e002, was thinned out
+    with pytest.raises(CheckpointError, match=r"e002/policy/old\.safetensors: is missing"):
+        run_epochs(epochs(finished[0], 3), root)
     assert (parse_keep("all"), parse_keep("last:3")) == (None, 3)
 
 
