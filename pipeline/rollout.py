@@ -111,7 +111,7 @@ def sample_candidates(
 ) -> torch.Tensor:
     """G candidates of the target clip, float32 [G, C, 4, h, w]: one batch, one shared context, S forwards each.
 
-    They differ in their initial noise alone. Candidate g is the same for any G and for any shard.
+    They differ in their initial noise alone, and candidate g starts from the same noise for any G and shard.
     """
     context = clip_context(world, scene, prefix_CTHW, condition, c2w_T44, clip, sampling.seed)
     channels, height, width = world.spec.latent_shape

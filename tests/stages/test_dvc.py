@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.digests import digest_tree
+from pipeline.digests import digest_file, digest_tree
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -24,6 +24,7 @@ SMALL = {
     "rollout": {"candidates": 4},
     "update": {"timesteps": 1, "accumulation": 4},
     "evaluate": {"basic": 2, "compound": 2},
+    "compare": {"before": "e000", "after": "e002"},
 }
 
 
@@ -74,7 +75,7 @@ def artifacts(folder: Path) -> dict[str, str]:
     """Digest of every artifact by name; the log holds clocks and is none."""
     root = folder / "artifacts"
     names = sorted(p for p in root.glob("*/*") if p.parent.name != "log" and not p.name.startswith("."))
-    return {p.relative_to(root).as_posix(): digest_tree(p) if p.is_dir() else p.read_text() for p in names}
+    return {p.relative_to(root).as_posix(): digest_tree(p) if p.is_dir() else digest_file(p) for p in names}
 
 
 @pytest.mark.slow
