@@ -9,10 +9,9 @@ once a frame and broadcast; both branches run as one attention call with twice t
 last block attends to and skips the rest of it. `forward` is the only entry, so that FSDP and checkpoint hooks fire.
 """
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.embeddings import TimestepEmbedding
 from diffusers.models.transformers.transformer_wan import (
@@ -22,17 +21,12 @@ from diffusers.models.transformers.transformer_wan import (
 )
 from torch import nn
 
+from pipeline.worlds.attention import Geometry, KeyValue
+from pipeline.worlds.attention import attend as _attend
+from pipeline.worlds.attention import rotate as _rotate
+from pipeline.worlds.attention import stack_branches as _branches
 from pipeline.worlds.base import ContextCache
-from pipeline.worlds.prope import CameraTransforms, camera_transforms, transform
-
-KeyValue = tuple[torch.Tensor, torch.Tensor]
-
-
-class Geometry(NamedTuple):
-    """What all blocks of one call share: complex RoPE rotations [1, T, L, 1, head_dim/2] and the camera matrices."""
-
-    rotation: torch.Tensor
-    cameras: CameraTransforms
+from pipeline.worlds.prope import camera_transforms, transform
 
 
 class WorldPlayBlock(WanTransformerBlock):
@@ -226,25 +220,9 @@ class WorldPlayWan(WanTransformer3DModel):
         return full.reshape(1, T, rows * columns, 1, -1)
 
 
-def _rotate(x_BTLD: torch.Tensor, rotation_1TL1c: torch.Tensor) -> torch.Tensor:
-    """RoPE on neighbouring channel pairs as one complex product (8 times faster than sines and cosines); fp32 out."""
-    pairs = x_BTLD.float().unflatten(-1, (-1, rotation_1TL1c.shape[-1], 2))
-    return torch.view_as_real(torch.view_as_complex(pairs) * rotation_1TL1c).flatten(3)
-
-
 def _normed(norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     """RMS norm in the dtype of its weight (fp32 under autocast): mixed dtypes fall back to a ten times slower path."""
     return norm(x.to(norm.weight.dtype))
-
-
-def _heads(x_BTLD: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """[B, T, L, D] -> [B, heads, T*L, head_dim] in the dtype that attention runs in."""
-    return x_BTLD.to(dtype).flatten(1, 2).unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _branches(first: torch.Tensor, second: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """Stack the RoPE and the projective branch as twice as many heads: one attention call instead of two."""
-    return torch.cat((_heads(first, heads, dtype), _heads(second, heads, dtype)), dim=1)
 
 
 def _keys_values(attn: WanAttention, h_BTLD: torch.Tensor, geometry: Geometry) -> KeyValue:
@@ -276,14 +254,6 @@ def _self_attention(
     rotary, projective = (part.transpose(1, 2).reshape(h_BTLD.shape) for part in out.chunk(2, dim=1))
     projective = transform(projective, geometry.cameras.output).to(out.dtype)
     return attn.to_out[0](rotary) + attn.to_out_prope[0](projective)
-
-
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Softmax attention without a mask, [B, heads, tokens, head_dim]."""
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
-        # Measured at 160 x 480 tokens, head_dim 32, with backward: 58 ms; torch's fused bf16 kernel 100, fp32 68.
-        return (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
-    return F.scaled_dot_product_attention(query, key, value)
 
 
 def _cross_attention(attn: WanAttention, h_BTLD: torch.Tensor, text_BSD: torch.Tensor) -> torch.Tensor:
