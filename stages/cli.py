@@ -16,6 +16,7 @@ from stages import (
     base,
     doctor,
     evaluate,
+    import_,
     prefix,
     pretrain,
     report,
@@ -46,6 +47,7 @@ for name, module in (
     ("evaluate", evaluate),
     ("report", report),
     ("pretrain", pretrain),
+    ("import", import_),
     ("verify", verify),
     ("doctor", doctor),
 ):

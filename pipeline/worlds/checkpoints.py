@@ -1,4 +1,4 @@
-"""Strict loading of WorldPlayWan folders (config.json + safetensors), with errors that name the key and the remedy.
+"""Strict loading of WorldPlay folders (config.json + safetensors), with errors that name the key and the remedy.
 
 Why not `from_pretrained`: it leaves weights that a file lacks on the meta device and continues. Here the network is
 built without memory, every key must be there with its shape, and tensors are mapped, not copied, until used.
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.errors import CheckpointError
+from pipeline.worlds.hunyuan import WorldPlayHunyuan
 from pipeline.worlds.wan import WorldPlayWan
 
 # What WorldPlay adds to the stock network; a stock Wan folder lacks exactly these.
@@ -30,29 +31,44 @@ def load_wan(
     `add_missing` accepts a stock Wan folder: the additions start as the identity (zero output), trainable.
     Raises CheckpointError for a missing, truncated or foreign file, an unknown option, or a key that does not fit.
     """
-    folder = Path(folder)
+    model = _load(WorldPlayWan, Path(folder), dtype, add_missing)
+    _rebuild_rope(model)
+    return model.to(device).eval()
+
+
+def load_hunyuan(
+    folder: Path | str, dtype: torch.dtype | None = None, device: str = "cpu", add_missing: bool = False
+) -> WorldPlayHunyuan:
+    """As `load_wan`, for a WorldPlayHunyuan or (`add_missing`) a stock HunyuanVideo-1.5 folder."""
+    return _load(WorldPlayHunyuan, Path(folder), dtype, add_missing).to(device).eval()
+
+
+def _load(kind: type[Any], folder: Path, dtype: torch.dtype | None, add_missing: bool) -> Any:
     with torch.device("meta"):
-        model = WorldPlayWan(**_config(folder))
+        model = kind(**read_config(folder / "config.json", kind))
     tensors = _tensors(folder)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing = [name for name in expected if name not in tensors]
     if add_missing and all(any(part in name for part in ADDED) for name in missing):
         tensors |= _identity(model, missing, next(iter(tensors.values())).dtype)
         missing = []
-    _check(folder, expected, tensors, missing)
-    keep = tuple(WorldPlayWan._keep_in_fp32_modules or ())
+    _check(folder, expected, tensors, missing, kind)
     if dtype is not None:
         tensors = {
-            name: tensor.to(torch.float32 if any(part in name.split(".") for part in keep) else dtype)
+            name: tensor.to(torch.float32 if kept_in_fp32(kind, name) else dtype)
             for name, tensor in tensors.items()
         }
     model.load_state_dict(tensors, strict=True, assign=True)
-    _rebuild_rope(model)
-    return model.to(device).eval()
+    return model
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
+def kept_in_fp32(kind: type[Any], name: str) -> bool:
+    """Whether diffusers keeps this tensor of the class in fp32 when everything else is narrow."""
+    return any(part in name.split(".") for part in kind._keep_in_fp32_modules or ())
+
+
+def read_config(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """Options of a network of class `kind` from its config.json. Raises CheckpointError for a foreign or broken one."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -64,9 +80,9 @@ def _config(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a model's configuration; copy the folder again")
     options = {key: value for key, value in content.items() if not key.startswith("_")}
-    known = set(inspect.signature(WorldPlayWan.__init__).parameters)
+    known = set(inspect.signature(kind.__init__).parameters)
     if unknown := sorted(set(options) - known):
-        raise CheckpointError(f"{path}: unknown option {unknown[0]!r}; the folder is not a Wan transformer")
+        raise CheckpointError(f"{path}: unknown option {unknown[0]!r}; it is not that of a {kind.__name__}")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
@@ -92,14 +108,18 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _check(
-    folder: Path, expected: dict[str, tuple[int, ...]], tensors: dict[str, torch.Tensor], missing: list[str]
+    folder: Path,
+    expected: dict[str, tuple[int, ...]],
+    tensors: dict[str, torch.Tensor],
+    missing: list[str],
+    kind: type[Any],
 ) -> None:
     surplus = [name for name in tensors if name not in expected]
     if missing or surplus:
         what = f"{missing[0]!r} is missing" if missing else f"{surplus[0]!r} is unknown"
         raise CheckpointError(
             f"{folder}: {what} ({len(missing)} keys missing, {len(surplus)} unknown); "
-            "config.json and weights must be of one WorldPlayWan"
+            f"config.json and weights must be of one {kind.__name__}"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:

@@ -299,7 +299,7 @@ def test_bf16_stays_close(
     narrow.to(weights)
     with torch.autocast("cpu", torch.bfloat16, enabled=weights == torch.float32):
         out = second(narrow, history(narrow)).float()
-    assert (out - golden["chunk1"]).square().mean() < 3e-3 * golden["chunk1"].square().mean()
+    assert (out - golden["chunk1"]).square().mean() < 2e-4 * golden["chunk1"].square().mean()
 
 
 def test_a_narrow_context_keeps_its_cameras(model: WorldPlayHunyuan) -> None:
