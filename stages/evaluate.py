@@ -14,7 +14,7 @@ from stages.common import EpochPaths, load_params, report, staged, step_bar
 if TYPE_CHECKING:
     from pipeline.config import Params
 
-CODE = 1  # as in stages.prefix
+CODE = 2  # as in stages.prefix; 2: the oracle differentiates centrally
 
 
 def result_path(root: Path, epoch: str) -> Path:
@@ -25,10 +25,9 @@ def result_path(root: Path, epoch: str) -> Path:
 @staged("evaluate")
 def run_evaluate(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     """Write `evaluation/<epoch>.json` for the policy of `epoch` (e000: the base), unless it is there already."""
-    import json
-
     from pipeline import files
     from pipeline.benchmark.action_accuracy import evaluate_policy
+    from pipeline.errors import DataError
     from pipeline.scorers.critic import CriticScorer
     from pipeline.scorers.pose_net import PoseScorer
     from pipeline.scorers.registry import engine_digest
@@ -46,8 +45,12 @@ def run_evaluate(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         "params": params.dump("seed", "sampler", "evaluate"),
     }
     path = result_path(root, epoch)
-    if path.exists() and json.loads(path.read_text()).get("inputs") == inputs:
-        return summarise(json.loads(path.read_text())["rows"]) | {"made": 0}
+    try:
+        done = files.read_json(path, "")
+        if done.get("inputs") == inputs:
+            return summarise(done["rows"]) | {"made": 0}
+    except DataError:
+        pass  # there is none yet, or it is damaged: it is made
     world = open_policy(
         params.world.name, paths.base, paths.policy, config.weights, params.update, params.seed
     )
