@@ -167,9 +167,8 @@ def render_batch(
     axis = torch.where(hit, enter_axis.gather(-1, box[..., None])[..., 0], axis)
     surface = torch.where(hit, 6 + box, surface)
 
-    distance = distance.clamp(
-        0, 100
-    )  # a camera that a fit has put outside the room must still give finite colours
+    # A camera that a fit has put outside the room must still give finite colours.
+    distance = distance.clamp(0, 100)
 
     # Texture coordinates: the two world axes that are not the face's normal.
     point = origin + distance[..., None] * direction
