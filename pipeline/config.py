@@ -27,6 +27,7 @@ from pipeline.benchmark.config import AccuracyConfig
 from pipeline.errors import ConfigError
 from pipeline.updates.config import UpdateConfig
 from pipeline.words import TrainingMix
+from pipeline.worlds.mini.config import PretrainConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 EPOCH = re.compile(r"e(\d{3,})")
@@ -125,7 +126,7 @@ class Params(Section):
     rewards: dict[str, Any] = Field({}, description="parameters of the rewards, by name")
     evaluate: AccuracyConfig = AccuracyConfig()
     compare: CompareConfig = CompareConfig()
-    pretrain: dict[str, Any] = Field({}, description="parameters of `wcpipe pretrain`")
+    pretrain: PretrainConfig = PretrainConfig()
     epochs: dict[str, dict[str, Any]] = Field({}, description="epochs: {e001: {prev: e000, <overrides>}}")
 
     def dump(self, *sections: str) -> dict[str, Any]:
@@ -144,13 +145,25 @@ class Params(Section):
             del data["update"][key]
         return data
 
+    def first_prompt(self, epoch: str) -> int:
+        """Number of an epoch's first prompt: `prefix.first_prompt` and the groups of all epochs with a smaller number.
+
+        Call it on the file's parameters: an epoch that overrides `prefix.groups` then moves its successors on, and no
+        two epochs share a prompt.
+        """
+        own = self.for_epoch(epoch).prefix.first_prompt
+        for number in range(1, epoch_number(epoch)):
+            overrides = self.epochs.get(f"e{number:03d}", {}).get("prefix", {})
+            own += int(overrides.get("groups", self.prefix.groups))
+        return own
+
     def previous(self, epoch: str) -> str:
         """The epoch whose policy this one starts from."""
         return str(self._entry(epoch)["prev"])
 
     def _entry(self, epoch: str) -> dict[str, Any]:
         if epoch not in self.epochs:
-            raise ConfigError(f"epochs.{epoch}: no such epoch in params.yaml; {_nearest(epoch, self.epochs)}")
+            raise ConfigError(f"epochs.{epoch}: no such epoch in params.yaml; {nearest(epoch, self.epochs)}")
         return self.epochs[epoch]
 
     def _overrides(self, epoch: str) -> dict[str, Any]:
@@ -158,8 +171,12 @@ class Params(Section):
 
     @classmethod
     def model_validate_strict(cls, data: Mapping[str, Any], source: str = "params.yaml") -> Params:
-        """Validate sections and epochs. Raises ConfigError."""
+        """Validate sections, the names in them, and epochs. Raises ConfigError."""
+        # the checks look into the registries, and those read configuration classes: imported late, there is no cycle
+        from pipeline.config_checks import check
+
         params = validate(cls, one_sampler(data, source), source)
+        check(params, source)
         for epoch, entry in params.epochs.items():
             if not EPOCH.fullmatch(epoch) or epoch == BASE_EPOCH:
                 raise ConfigError(
@@ -182,7 +199,8 @@ class Params(Section):
                 raise ConfigError(f"{source}: epochs.{epoch}.{min(forbidden)} cannot differ between epochs")
             if overrides:
                 base = {key: value for key, value in data.items() if key != "epochs"}
-                validate(cls, one_sampler(merge(base, overrides), source), source, at=f"epochs.{epoch}.")
+                at = f"epochs.{epoch}."
+                check(validate(cls, one_sampler(merge(base, overrides), source), source, at=at), source, at)
         return params
 
 
@@ -228,7 +246,13 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Params:
         if not separator or not key:
             raise ConfigError(f"--set {override}: write key.path=value, for example --set update.lr=1e-4")
         merge_into(data, key.split("."), _parse(text, f"--set {override}"))
-    return Params.model_validate_strict(data, str(path))
+    params = Params.model_validate_strict(data, str(path))
+    for key, epoch in params.compare.model_dump().items():
+        # only where the file says it: a file without the section is not for `dvc repro`, which is what reads it
+        if "compare" in data and epoch not in (BASE_EPOCH, *params.epochs):
+            hint = nearest(epoch, [BASE_EPOCH, *params.epochs])
+            raise ConfigError(f"{path}: compare.{key} is {epoch!r}, which is no epoch here; {hint}")
+    return params
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -289,11 +313,11 @@ def validate(model: type[Model], data: Mapping[str, Any], source: str, at: str =
 def _explain(model: type[BaseModel], error: ValidationError, at: str) -> str:
     problem = error.errors(include_url=False)[0]
     keys = [str(part) for part in problem["loc"]]
-    key = at + ".".join(keys)
+    key = (at + ".".join(keys)).rstrip(".")
     if problem["type"] == "extra_forbidden":
         owner = _class_at(model, keys[:-1])
         siblings = list(owner.model_fields) if owner is not None else []
-        return f"unknown key {key!r}; {_nearest(keys[-1], siblings, list(_paths(model)))}"
+        return f"unknown key {key!r}; {nearest(keys[-1], siblings, list(_paths(model)))}"
     if problem["type"] == "value_error":  # a component's own check says key, value and remedy itself
         text = str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"]
         return text if not key or text.startswith(key.split(".")[0]) else f"{key}: {text}"
@@ -326,7 +350,8 @@ def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def _nearest(name: str, siblings: Iterable[str], everywhere: Iterable[str] = ()) -> str:
+def nearest(name: str, siblings: Iterable[str], everywhere: Iterable[str] = ()) -> str:
+    """`did you mean 'x'?` for a misspelt name, or what there is."""
     siblings = list(siblings)
     exact = [path for path in everywhere if path.rsplit(".", 1)[-1] == name]
     close = exact or difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)

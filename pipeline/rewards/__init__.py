@@ -16,6 +16,7 @@ __all__ = [
     "Reward",
     "RewardContext",
     "RewardValues",
+    "check_sections",
     "find",
     "needs",
     "register",
@@ -54,10 +55,22 @@ def settings(name: str, sections: Mapping[str, Any]) -> BaseModel:
     from pipeline.config import validate  # it joins the configuration classes of all components
 
     reward = find(name)
-    known = {r.section for r in REWARDS.values()}
-    unknown = sorted(set(sections) - known)
-    if unknown:
-        raise ConfigError(f"unknown key rewards.{unknown[0]}: there are {', '.join(sorted(known))}")
+    data = sections.get(reward.section)
     return validate(
-        reward.config, sections.get(reward.section) or {}, "params.yaml", at=f"rewards.{reward.section}."
+        reward.config, {} if data is None else data, "params.yaml", at=f"rewards.{reward.section}."
     )
+
+
+def check_sections(sections: Mapping[str, Any], source: str = "params.yaml", at: str = "") -> None:
+    """Check all of params.yaml's `rewards`: known names, each with valid parameters. Raises ConfigError.
+
+    `at` is "epochs.e001." for an epoch's overrides.
+    """
+    from pipeline.config import nearest, validate
+
+    known = {reward.section: reward.config for reward in REWARDS.values()}
+    for section, data in sections.items():
+        if section not in known:
+            hint = nearest(section, sorted(known))
+            raise ConfigError(f"{source}: unknown key '{at}rewards.{section}'; {hint}")
+        validate(known[section], {} if data is None else data, source, at=f"{at}rewards.{section}.")

@@ -72,7 +72,8 @@ Compute = Callable[[Mapping[str, RawScores], RewardContext, Any], RewardValues]
 class Reward:
     """A reward by name: which scorers it needs, its section and class of parameters, and how it is computed.
 
-    `compute(raw, context, config)` gets the raw scores of at least the scorers in `needs`.
+    `compute(raw, context, config)` gets the raw scores of at least the scorers in `needs`. Raise `version` when a
+    change of its code changes its values: code is in no digest, and finished epochs would keep the former values.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Reward:
     compute: Compute
     section: str
     config: type[BaseModel] = NoConfig
+    version: int = 1
 
 
 def per_candidate(

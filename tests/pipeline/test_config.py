@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
 
-from pipeline import config
+from pipeline import config, rewards
 from pipeline.errors import ConfigError
+from pipeline.rewards import Reward
 
 EPOCHS = "epochs: {e001: {prev: e000}, e002: {prev: e001, update: {lr: 1e-5}, sampler: {steps: 3}}}\n"
 
@@ -47,6 +49,29 @@ def load(tmp_path: Path, text: str, *overrides: str) -> config.Params:
         ("epochs: {e001: {prev: e002}, e002: {prev: e001}}", "must be an earlier epoch"),
         ("epochs: {e001: {prev: e000, update: {lrr: 1}}}", "unknown key 'epochs.e001.update.lrr'"),
         ("epochs: {e001: {prev: e000, seed: 3}}", "epochs.e001.seed cannot differ"),
+        ("rewards: {acton: {}}", "unknown key 'rewards.acton'; did you mean 'action'"),
+        ("rewards: {action: {prest: per_frame}}", "unknown key 'rewards.action.prest'; did you mean 'preset'"),
+        ("rewards: {action: 5}", "rewards.action is 5"),
+        ("rewards: {quality: {tau: 1}}", "unknown key 'rewards.quality.tau'"),
+        ("advantage: {weights: {action_fin: 1}}", "unknown reward 'action_fin'; did you mean 'action_fine'"),
+        ("advantage: {best_of_n: 10}", "advantage.best_of_n is 10, above rollout.candidates = 8"),
+        ("score: {scorers: [pose, critc]}", "score.scorers: unknown scorer 'critc'; did you mean 'critic'"),
+        ("score: {scorers: [pose]}", "advantage.weights.quality_drift needs the scorer 'critic'"),
+        ("pretrain: {stepz: 5}", "unknown key 'pretrain.stepz'; did you mean 'steps'"),
+        ("pretrain: {dim: 130}", "pretrain: dim is 130, not a multiple of heads = 4"),
+        ("pretrain: {clip_shares: []}", "pretrain: clip_shares is []"),
+        ("pretrain: {hold: [3, 2]}", "pretrain: hold is [3, 2]"),
+        (
+            "pretrain: {noise: {compound_first_only: 0.7, compound_second_only: 0.6}}",
+            "pretrain.noise: compound_first_only + compound_second_only is 1.3",
+        ),
+        ("epochs: {e001: {prev: e000, rollout: {candidates: 2}}}", "epochs.e001.advantage.best_of_n is 4"),
+        (
+            "epochs: {e001: {prev: e000, rewards: {action: {taus: []}}}}",
+            "epochs.e001.rewards.action.taus is []",
+        ),
+        ("compare: {before: e000, after: e002}\n" + EPOCHS.replace("e002", "e003"), "compare.after is 'e002'"),
+        ("compare: {before: e00, after: e002}\n" + EPOCHS, "compare.before is 'e00', which is no epoch here"),
     ],
 )
 def test_each_mistake_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
@@ -96,9 +121,57 @@ def test_epoch_names_and_numbers(number: int) -> None:
     assert config.epoch_number(f"e{number:03d}") == number
 
 
-def test_reading_parameters_needs_no_torch() -> None:
-    code = "import sys, pipeline.config; sys.exit('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode
-        == 0
+def test_a_shorter_chain_does_not_mind_what_is_compared(tmp_path: Path) -> None:
+    params = load(tmp_path, EPOCHS + "compare: {before: e000, after: e002}")
+    data = params.written() | {"epochs": config.epoch_chain(1, params.epochs)}
+    assert list(config.Params.model_validate_strict(data).epochs) == ["e001"]
+    assert load(tmp_path, EPOCHS).compare.after == "e008"  # a file without the section is not for `dvc repro`
+
+
+def test_a_reward_of_ones_own_is_known_once_it_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "advantage: {weights: {steady: 1.0}}\nrewards: {steady: {share: 0.5}}"
+    with pytest.raises(ConfigError, match="unknown key 'rewards.steady'"):
+        load(tmp_path, text)
+    monkeypatch.setattr(rewards, "REWARDS", dict(rewards.REWARDS))
+
+    class SteadyConfig(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        share: float = 1.0
+
+    rewards.register(Reward("steady", ("pose",), lambda raw, context, config: None, "steady", SteadyConfig))
+    assert load(tmp_path, text).rewards == {"steady": {"share": 0.5}}
+    with pytest.raises(ConfigError, match=r"unknown key 'rewards\.steady\.shar'; did you mean 'share'"):
+        load(tmp_path, text.replace("share", "shar"))
+
+
+def test_no_two_epochs_share_a_prompt(tmp_path: Path) -> None:
+    text = """
+prefix: {groups: 4, first_prompt: 100}
+epochs: {e001: {prev: e000}, e002: {prev: e001, prefix: {groups: 10}}, e003: {prev: e001}, e005: {prev: e003}}
+"""
+    params = load(tmp_path, text)
+    taken: list[int] = []
+    for epoch in params.epochs:
+        first = params.first_prompt(epoch)
+        taken += range(first, first + params.for_epoch(epoch).prefix.groups)
+    assert params.first_prompt("e002") == 104
+    assert len(taken) == len(set(taken))
+
+
+@pytest.mark.parametrize("module", ["torch", "zarr"])
+def test_reading_parameters_needs_nothing_heavy(tmp_path: Path, module: str) -> None:
+    (tmp_path / "params.yaml").write_text(EPOCHS)
+    code = (
+        "import sys; from pathlib import Path; from pipeline import config; "
+        f"config.load(Path(sys.argv[1])); sys.exit({module!r} in sys.modules)"
     )
+    command = [sys.executable, "-c", code, str(tmp_path / "params.yaml")]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+def test_the_files_of_the_repository_are_valid() -> None:
+    root = Path(__file__).parents[2]
+    assert config.load(root / "params.yaml").compare.after in config.load(root / "params.yaml").epochs
+    config.load(root / "experiments" / "long.yaml")

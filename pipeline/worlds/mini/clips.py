@@ -11,11 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline import actions, camera
 from pipeline.words import TrainingMix
 from pipeline.worlds.base import MemoryRule
+from pipeline.worlds.mini.config import LabelNoise
 from pipeline.worlds.mini.renderer import (
     FOCAL,
     HEIGHT,
@@ -33,21 +33,6 @@ STEP = camera.StepSize(translation=0.4, rotation_deg=6.0)
 """Motion of one action: about three pixels at 64 px, so that every action can be seen (spec worldcycle 6.1)."""
 MEMORY = MemoryRule(budget=8, recent=4, sink=0)
 INTRINSICS_33 = np.array([[FOCAL / WIDTH, 0, 0.5], [0, FOCAL / HEIGHT, 0.5], [0, 0, 1]])
-
-
-class LabelNoise(BaseModel):
-    """How often a clip does not execute what its labels say."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    compound_first_only: float = Field(
-        1 / 3, ge=0, le=1, description="share of clips that execute a compound's first key alone"
-    )
-    compound_second_only: float = Field(
-        1 / 3, ge=0, le=1, description="share of clips that execute a compound's second key alone"
-    )
-    single_ignored: float = Field(
-        0.2, ge=0, le=1, description="share of clips that stand still on a single key"
-    )
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ def test_unknown_names_and_keys_are_named():
     with pytest.raises(ConfigError, match="did you mean 'action_fine'"):
         rewards.find("action_fin")
     with pytest.raises(ConfigError, match=r"rewards\.acton"):
-        rewards.settings("action_fine", {"acton": {}})
+        rewards.check_sections({"acton": {}})
     with pytest.raises(ConfigError, match="prest"):
         rewards.settings("action_fine", {"action": {"prest": "per_frame"}})
 
