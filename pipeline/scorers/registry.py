@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.digests import digest_file, digest_of
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.stores import ArraySpec
+
+if TYPE_CHECKING:
+    from pipeline.stores import ArraySpec
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -62,6 +64,9 @@ class PoseEngine:
 
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """`relative` float64 [G, F-1, 4, 4]; `past_relative` float64 [past_frames-1, 4, 4]."""
+        # imported here, so that reading params.yaml, which looks up ENGINES, needs no zarr
+        from pipeline.stores import ArraySpec
+
         specs = [ArraySpec("relative", (candidates, frames - 1, 4, 4), "float64")]
         if past_frames > 1:
             specs.append(ArraySpec("past_relative", (past_frames - 1, 4, 4), "float64"))
@@ -86,6 +91,8 @@ class CriticEngine:
 
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """`quality` float32 [G, F], of each frame; `first` float32 [G], the same for all candidates."""
+        from pipeline.stores import ArraySpec
+
         return [
             ArraySpec("quality", (candidates, frames), "float32"),
             ArraySpec("first", (candidates,), "float32"),
@@ -101,31 +108,42 @@ class CriticEngine:
         return {}
 
 
-# name -> how to load it from a folder of weights, and the name of its files there
-ENGINES: dict[str, tuple[Callable[[Path], Engine], str]] = {
-    "pose": (PoseEngine, "pose_net"),
-    "critic": (CriticEngine, "critic"),
+@dataclass(frozen=True)
+class EngineKind:
+    """How an engine is loaded from `score.weights`, and what its identity is made of.
+
+    files     names of its files in that folder, digested; none for an engine without weights
+    version   raise it when a change of the engine's code changes what it measures
+    """
+
+    load: Callable[[Path], Engine]
+    files: tuple[str, ...] = ()
+    version: int = 1
+
+
+ENGINES: dict[str, EngineKind] = {
+    "pose": EngineKind(PoseEngine, ("pose_net.safetensors", "pose_net.json")),
+    "critic": EngineKind(CriticEngine, ("critic.safetensors", "critic.json")),
 }
 
 
 def open_engine(name: str, folder: Path) -> Engine:
     """Load an engine from its folder. Raises ConfigError for an unknown name, CheckpointError for bad weights."""
-    return _entry(name)[0](folder)
+    return _kind(name).load(folder)
 
 
 def engine_digest(name: str, folder: Path) -> str:
-    """Identity of an engine: its weights and sizes; nothing is loaded. Raises CheckpointError when they are missing."""
-    stem = _entry(name)[1]
-    paths = [folder / f"{stem}.safetensors", folder / f"{stem}.json"]
-    for path in paths:
-        if not path.exists():
+    """Identity of an engine: its version and files; nothing is loaded. Raises CheckpointError when one is missing."""
+    kind = _kind(name)
+    for file in kind.files:
+        if not (folder / file).exists():
             raise CheckpointError(
-                f"{path}: is missing; restore the shipped weights or train the scorer again"
+                f"{folder / file}: is missing; restore the shipped weights or train the scorer again"
             )
-    return digest_of([name, *(digest_file(path) for path in paths)])
+    return digest_of([name, kind.version, *(digest_file(folder / file) for file in kind.files)])
 
 
-def _entry(name: str) -> tuple[Callable[[Path], Engine], str]:
+def _kind(name: str) -> EngineKind:
     if name not in ENGINES:
         raise ConfigError(f"score.scorers: unknown scorer {name!r}; known: {', '.join(ENGINES)}")
     return ENGINES[name]
@@ -139,11 +157,12 @@ def measure_group(
     known: Measured | None = None,
 ) -> Measured:
     """Measure one group: candidates in `unusable` are missing from the start; with `known`, only its missing ones are
-    measured again. An engine that fails makes the candidates it was given missing, with its error as the reason.
+    measured again. An engine that fails makes the candidates it was given missing, with its error as the reason; so
+    does a prefix that cannot be measured, since all candidates of the group are judged against it.
     """
     G, F = frames_GFHW3.shape[:2]
-    specs = engine.arrays(G, F, len(past_FHW3))
     if known is None:
+        specs = engine.arrays(G, F, len(past_FHW3))
         arrays = {spec.name: np.full(spec.shape, np.nan, spec.stored_dtype) for spec in specs}
         wanted = [g for g in range(G) if g not in unusable]
     else:
@@ -152,16 +171,32 @@ def measure_group(
     reasons = dict(unusable)
     if not wanted:
         return Measured(arrays, reasons)
+    measured = {name: value.copy() for name, value in arrays.items()}
     try:
         found = engine.measure(frames_GFHW3[wanted], past_FHW3)
-        arrays |= engine.measure_past(past_FHW3)
-    except (RuntimeError, MemoryError) as error:
+        past = {name: value for name, value in measured.items() if name not in found}
+        # a prefix that was measured before stays: other candidates were judged against it
+        if not _finite(past):
+            for name, values in engine.measure_past(past_FHW3).items():
+                past[name][...] = values
+        for name, values in found.items():
+            measured[name][wanted] = values
+    # Any error, a bug of the engine included: hours of other groups must not end with one clip that it cannot read.
+    # It is not hidden: the reason is stored, and a scorer that fails everywhere exceeds score.missing_share. Running
+    # out of memory is an error of this clip like any other. KeyboardInterrupt is no Exception and does stop the stage.
+    except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return Measured(arrays, reasons | dict.fromkeys(wanted, text))
-    for row, g in enumerate(wanted):
-        if all(np.isfinite(values[row]).all() for values in found.values()):
-            for name, values in found.items():
-                arrays[name][g] = values[row]
-        else:
+    if not _finite(past):
+        text = f"{engine.name} returned a value that is not finite for the clips before"
+        return Measured(arrays, reasons | dict.fromkeys(wanted, text))
+    for g in wanted:
+        if not _finite({name: measured[name][g] for name in found}):
             reasons[g] = f"{engine.name} returned a value that is not finite"
-    return Measured(arrays, reasons)
+            for name in found:  # all of a candidate is missing or nothing
+                measured[name][g] = np.nan
+    return Measured(measured, reasons)
+
+
+def _finite(arrays: Arrays) -> bool:
+    return all(bool(np.isfinite(value).all()) for value in arrays.values())
