@@ -1,4 +1,4 @@
-"""`wcpipe verify`: read every store against its checksums; with --repair, mark damaged groups to be made again."""
+"""`wcpipe verify`: read every store against its checksums; with --repair, undo what is damaged or foreign."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def run_verify(paths: list[Path], repair: bool = False) -> dict[str, Any]:
         "missing": 0,
         "bad": 0,
         "repaired": 0,
+        "deleted": 0,
     }
     lines: list[str] = []
     for path in track(found, "verify", len(found)):
@@ -46,11 +47,13 @@ def run_verify(paths: list[Path], repair: bool = False) -> dict[str, Any]:
         lines += [f"{path}: {problem.kind}: {problem.detail}" for problem in bad]
         if repair:
             summary["repaired"] += len(stores.repair(store, problems))
+            summary["deleted"] += sum(problem.path is not None for problem in problems)
     if lines and not repair:
         shown = "\n  ".join(lines[:20])
         more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
         raise DataError(
-            f"{len(lines)} problems; `--repair` marks these groups to be made again:\n  {shown}{more}"
+            f"{len(lines)} problems; `--repair` marks these groups to be made again and deletes foreign files:"
+            f"\n  {shown}{more}"
         )
     return summary
 
@@ -63,7 +66,7 @@ def command(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Mark damaged groups as not done; the next run of their stage makes them again."
+            "--repair", help="Mark damaged groups to be made again by their stage; delete files of no group."
         ),
     ] = False,
     json: o.Json = False,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from pipeline import files
 from pipeline.errors import DataError
 from pipeline.stores.store import RECORDS, ForeignGroup, GroupStore
 
@@ -13,9 +15,10 @@ class Problem:
     """One finding: `missing` (never finished), `damaged` (bytes changed or lost) or `foreign` (not of this store)."""
 
     kind: str
-    index: int
+    index: int  # of the group; -1 for a file that belongs to none
     key: str
     detail: str
+    path: Path | None = None  # of such a file
 
 
 def verify(store: GroupStore) -> list[Problem]:
@@ -33,7 +36,7 @@ def verify(store: GroupStore) -> list[Problem]:
     for folder in (store.path / RECORDS, *(store.path / name for name in store.specs)):
         for path in folder.iterdir():
             if path not in expected and path.name != "zarr.json" and path.suffix not in (".partial", ".tmp"):
-                problems.append(Problem("foreign", -1, path.name, f"{path} belongs to no group"))
+                problems.append(Problem("foreign", -1, path.name, f"{path} belongs to no group", path))
     return problems
 
 
@@ -56,10 +59,16 @@ def _check(store: GroupStore, index: int, mark: int) -> Problem | None:
 
 
 def repair(store: GroupStore, problems: list[Problem]) -> list[int]:
-    """Mark damaged and foreign groups as not done (their files are deleted); returns their indices."""
+    """Mark damaged and foreign groups as not done and delete their files; returns their indices.
+
+    Files that belong to no group are deleted too: a stage would never overwrite them.
+    """
     indices = sorted(
         {problem.index for problem in problems if problem.kind != "missing" and problem.index >= 0}
     )
     for index in indices:
         store.invalidate(index)
+    for problem in problems:
+        if problem.path is not None:
+            files.remove(problem.path)
     return indices

@@ -136,6 +136,10 @@ def test_damaged_and_foreign_records_and_files_are_found(tmp_path: Path) -> None
     (store.path / "frames" / "c.9.0.0.0.0.0").write_bytes(b"x")
     found = {(problem.kind, problem.index) for problem in verify(store)}
     assert found == {("damaged", 0), ("foreign", 1), ("foreign", -1)}
+    assert repair(store, verify(store)) == [0, 1]
+    assert {problem.kind for problem in verify(store)} == {"missing"}
+    assert verify(fill(store.path)) == []
+    assert digest_tree(store.path) == digest_tree(fill(tmp_path / "b.zarr").path)
 
 
 def test_foreign_folders_are_refused_by_name(tmp_path: Path) -> None:
