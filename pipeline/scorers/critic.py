@@ -31,7 +31,7 @@ class CriticConfig:
 
 
 class Critic(nn.Module):
-    """Frames (N, 3, H, W) in [0, 1] -> scores (N,); 0.2 M parameters by default."""
+    """Frames (N, 3, H, W) in [0, 1] -> scores (N,); 0.14 M parameters by default."""
 
     def __init__(self, config: CriticConfig = CriticConfig()) -> None:
         super().__init__()
