@@ -1,7 +1,7 @@
 """`wcpipe base`: put the base into `artifacts/base` and its weights into `artifacts/e000/policy`, the first policy.
 
-Shipped weights are copied; with `world.base: pretrain` the base is trained here, resumably. Both give the same layout,
-and from here on nothing knows the difference but the digest that every result carries.
+Shipped weights are copied; with `world.base: pretrain` the base is trained beside it, resumably, and copied then. Both
+give the same layout, and from here on nothing knows the difference but the digest that every result carries.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     from pipeline.worlds.registry import base_digest, copy_base, open_world
 
     paths = EpochPaths(root, epoch)
-    if params.world.base == "shipped":
-        source = Path(params.world.weights)
-        if not paths.base.exists() or base_digest(paths.base) != base_digest(source):
-            copy_base(source, paths.base)
-    else:
+    source = Path(params.world.weights)
+    if params.world.base == "pretrain":
         from stages.pretrain import run_pretrain
 
+        source = paths.pretrained
         run_pretrain(
-            params.pretrain, paths.base, "world", workers=1, compiled=False
+            params.pretrain, source, "world", workers=1, compiled=False
         )  # goes on, or is done already
+    if not _same(source, paths.base):
+        copy_base(source, paths.base)
     digest = base_digest(paths.base)
     inputs = {"stage": "base", "code": CODE, "base": digest, "params": _trained(params)}
     summary = {"base": digest[:SHORT], "source": params.world.base}
@@ -49,6 +49,16 @@ def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     prepare_params(world.model, params.update.params, params.seed)
     Policy(world.model, params.update, params.seed).save(paths.policy, {"inputs": inputs})
     return summary | {"made": 1}
+
+
+def _same(source: Path, folder: Path) -> bool:
+    from pipeline.errors import CheckpointError
+    from pipeline.worlds.registry import base_digest
+
+    try:
+        return base_digest(folder) == base_digest(source)
+    except CheckpointError:  # one of them is not there: copying says which
+        return False
 
 
 def _trained(params: Params) -> dict[str, Any]:

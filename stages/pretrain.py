@@ -1,59 +1,64 @@
 """`wcpipe pretrain`: train the mini world's base, its pose scorer or its critic, from nothing.
 
 Not part of `dvc repro`: the repository ships what these commands made (weights/mini, with the parameters beside it).
+The folder is never `artifacts/base`: that is `wcpipe base`'s, which replaces what lies there.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stages import options as o
 from stages.common import STOP, load_params, step_bar
 
+if TYPE_CHECKING:
+    from pipeline.worlds.mini.config import PretrainConfig
+
 
 def run_pretrain(
-    data: dict[str, Any], folder: Path, part: str, workers: int, compiled: bool
+    settings: PretrainConfig, folder: Path, part: str, workers: int, compiled: bool
 ) -> dict[str, Any]:
-    """Train one part into `folder`; a started training goes on from its last checkpoint."""
-    from pipeline import config
+    """Train one part into `folder`; a started training goes on from its last checkpoint, a finished one is left."""
     from pipeline.errors import UsageError
+    from pipeline.scorers.train import TrainOptions
     from pipeline.worlds.mini import pretrain, pretrain_scorers
 
+    def stop(every: int) -> None:
+        STOP.check(
+            f"before the end: the steps since the last checkpoint (one each {every} steps) are lost; "
+            "run the same command again to go on from there"
+        )
+
     if part == "world":
-        settings = config.validate(pretrain.PretrainConfig, data, "params.yaml", "pretrain.")
         losses: list[float] = []
         with step_bar("pretrain world", settings.steps) as advance:
 
             def on_step(step: int, loss: float) -> None:
                 losses.append(loss)
                 advance(step + 1)
-                STOP.check()
+                stop(settings.save_every)
 
             pretrain.pretrain(settings, folder, on_step, workers, compiled)
-        return {
-            "stage": "pretrain",
-            "part": part,
-            "steps": settings.steps,
-            "loss": sum(losses[-50:]) / max(1, len(losses[-50:])),
-        }
+        summary = {"stage": "pretrain", "part": part, "steps": settings.steps, "made": len(losses)}
+        return summary | ({"loss": sum(losses[-50:]) / len(losses[-50:])} if losses else {})
     if part in ("pose", "critic"):
         with step_bar(f"pretrain {part}", pretrain_scorers.STEPS[part]) as advance:
 
             def on_scorer_step(step: int, loss: float) -> None:
                 advance(step + 1)
-                STOP.check()
+                stop(TrainOptions.checkpoint_every)
 
-            summary = pretrain_scorers.train(part, folder, on_scorer_step)
-        return {"stage": "pretrain", "part": part, **summary}
+            trained = pretrain_scorers.train(part, folder, on_scorer_step)
+        return {"stage": "pretrain", "part": part, **trained}
     raise UsageError(f"--part {part}: choose world, pose or critic")
 
 
 def command(
     folder: Annotated[Path, typer.Option(help="Where weights, state and the loss curve go.")] = Path(
-        "artifacts/base"
+        "artifacts/pretrain"
     ),
     part: Annotated[str, typer.Option(help="world, pose or critic.")] = "world",
     params: o.ParamsFile = o.PARAMS,

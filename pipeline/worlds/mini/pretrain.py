@@ -17,46 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.errors import CheckpointError, NumericsError
+from pipeline import files
+from pipeline.errors import CheckpointError, DataError, NumericsError
 from pipeline.words import FAMILIES, TrainingMix
-from pipeline.worlds.mini.clips import INTRINSICS_33, ClipBatch, LabelNoise, sample_clips
+from pipeline.worlds.mini.clips import INTRINSICS_33, ClipBatch, sample_clips
 from pipeline.worlds.mini.codec import PatchCodec
+from pipeline.worlds.mini.config import PretrainConfig
 from pipeline.worlds.mini.renderer import SPLITS, MiniScene, render, start_poses
 from pipeline.worlds.mini.text import TEXT_DIM
 from pipeline.worlds.wan import WorldPlayWan
-
-
-class PretrainConfig(BaseModel):
-    """Numbers of the mini world's base; the shipped base was made with the defaults (weights/mini/pretrain.json)."""
-
-    model_config = ConfigDict(extra="forbid")
-    seed: int = 0
-    steps: int = Field(9000, gt=0)
-    batch: int = Field(16, gt=0, description="clips a step")
-    copies: int = Field(2, gt=0, description="noised copies of each clip, sharing its context")
-    lr: float = Field(
-        2.0e-3, gt=0, description="AdamW's rate for vectors, embeddings and projections in and out"
-    )
-    lr_matrix: float = Field(0.01, gt=0, description="Muon's rate for the matrices inside the blocks")
-    warmup: int = 100
-    ema: float = Field(0.998, ge=0, lt=1)
-    shift: float = Field(3.0, gt=0, description="timestep shift of the training sigmas, as the sampler's")
-    clip_shares: list[float] = [0.3, 0.5, 0.15, 0.05]
-    channels: int = 24
-    dim: int = 128
-    heads: int = 4
-    layers: int = 6
-    ffn: int = 384
-    compound_weight: float = Field(
-        0.4, ge=0, le=1, description="share of the runs of a word that are compounds"
-    )
-    hold: tuple[int, int] = (2, 6)
-    noise: LabelNoise = LabelNoise()
-    save_every: int = Field(250, gt=0)
 
 
 def pretraining_mix(config: PretrainConfig) -> TrainingMix:
@@ -118,11 +90,12 @@ def make_optimizers(model: torch.nn.Module, config: PretrainConfig) -> list[torc
 
 
 def lr_factor(step: int, config: PretrainConfig) -> float:
-    """Linear warm-up, then a cosine to a hundredth."""
+    """Linear warm-up, then a cosine to a hundredth; the last `anneal` steps fall linearly to 0 on top of it."""
     if step < config.warmup:
         return (step + 1) / config.warmup
-    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    progress = (step - config.warmup) / max(1, (config.horizon or config.steps) - config.warmup)
+    end = min(1.0, (config.steps - step) / config.anneal) if config.anneal else 1.0
+    return end * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
 def draw_batch(config: PretrainConfig, step: int) -> ClipBatch:
@@ -216,6 +189,26 @@ def training_loss(
     return (v.float() - (noise - x0))[:, :, first:].square().mean()
 
 
+def is_finished(config: PretrainConfig, folder: Path) -> bool:
+    """Whether `folder` holds the base that these parameters end with; the state of its training may be gone.
+
+    Raises CheckpointError when it holds a base of other parameters, which training would overwrite.
+    """
+    path = folder / "pretrain.json"
+    parts = (folder / "transformer" / "config.json", folder / "codec.safetensors", path)
+    if not all(part.exists() for part in parts) or not any(folder.glob("transformer/*.safetensors")):
+        return False
+    try:
+        about = files.read_json(path, "delete the folder to train again")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+    if about.get("config") != json.loads(config.model_dump_json()):
+        raise CheckpointError(
+            f"{path}: the base was made with other pretrain parameters; choose another folder or restore them"
+        )
+    return bool(about.get("step") == config.steps)
+
+
 def pretrain(
     config: PretrainConfig,
     folder: Path,
@@ -228,7 +221,8 @@ def pretrain(
     `workers` processes render ahead; `compiled` uses torch.compile (about a sixth faster, needs a C++ compiler; equal
     within rounding, not in bits).
 
-    Raises NumericsError when the loss is not finite and CheckpointError when the folder's state is of other parameters.
+    Raises NumericsError when the loss is not finite and CheckpointError when the folder's base, state or codec is of
+    other parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = build_model(config)
@@ -237,9 +231,16 @@ def pretrain(
         folder / "state.safetensors",
         folder / "loss.csv",
     )
+    if not state_path.exists() and is_finished(config, folder):
+        return  # with a state there, going on from it finds nothing left to do
     if not codec_path.exists():
         fit_codec(config.channels, config.seed).save(codec_path)
     codec = PatchCodec.load(codec_path)
+    if codec.channels != config.channels:
+        raise CheckpointError(
+            f"{codec_path}: has {codec.channels} channels where pretrain.channels is {config.channels}; "
+            "choose another folder, or delete the file to fit a new codec"
+        )
     optimizers = make_optimizers(model, config)
     ema = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     start = _resume(state_path, config, model, ema, optimizers) if state_path.exists() else 0

@@ -63,6 +63,9 @@ def test_no_noise_executes_the_labels_and_no_op_stays() -> None:
     np.testing.assert_array_equal(execute(idle, LabelNoise(), np.random.default_rng(0)), idle)
     with pytest.raises(ValidationError):
         LabelNoise(single_ignored=1.5)
+    with pytest.raises(ValidationError, match="compound_first_only [+] compound_second_only is 1.2"):
+        LabelNoise(compound_first_only=0.6, compound_second_only=0.6)
+    assert LabelNoise(compound_first_only=0.4, compound_second_only=0.6).compound_second_only == 0.6
 
 
 def test_paths_are_those_of_camera() -> None:
