@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages import options as o
-from stages.common import EpochPaths, load_params, report, staged
+from stages.common import STOP, EpochPaths, load_params, need, report, staged, track
 
 if TYPE_CHECKING:
     from pipeline.config import Params
     from pipeline.rewards import RewardValues
+    from pipeline.stores import GroupStore
 
 CODE = 1  # as in stages.prefix
 
@@ -28,7 +29,6 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
 
     from pipeline import files, rewards
     from pipeline.advantages import compute_advantages
-    from pipeline.errors import ConfigError
     from pipeline.rewards.group import read_context, read_raw
     from pipeline.stores import ArraySpec, GroupStore
 
@@ -37,11 +37,24 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     names = list(params.advantage.weights)
     configs = {name: rewards.settings(name, params.rewards) for name in names}
     scorers = rewards.needs(names)
-    if absent := [scorer for scorer in scorers if scorer not in params.score.scorers]:
-        raise ConfigError(f"advantage.weights needs the scorer {absent[0]!r}: add it to score.scorers")
-    remedy = f"run `wcpipe score --epoch {epoch}`"
-    prefixes = GroupStore.open(paths.prefixes, remedy).require_complete(remedy)
-    scores = {name: GroupStore.open(paths.scores(name), remedy).require_complete(remedy) for name in scorers}
+    prefixes = need(paths, "prefix", paths.prefixes)
+    scores = {name: need(paths, "score", paths.scores(name)) for name in scorers}
+    inputs = {
+        "stage": "advantage",
+        "code": CODE,
+        "params": params.dump("rewards", "advantage"),
+        "rewards": {name: rewards.find(name).version for name in names},
+        "prefixes": prefixes.content_digest(),
+        "scores": {name: scores[name].content_digest() for name in scorers},
+    }
+    allowed = params.score.missing_share
+    if (done := _finished(paths, inputs)) is not None:
+        records = [done.record(index) for index in range(len(done))]
+        candidates = done.specs["r"].shape[0] * len(done)
+        for name in names:
+            missing = [reason for record in records for reason in record["reasons"][name].values()]
+            _refuse_missing(name, missing, candidates, allowed, epoch)
+        return _summary(files.read_json(paths.metrics("advantage"), ""), names, len(done), 0)
 
     values: dict[str, list[RewardValues]] = {name: [] for name in names}
     for index in range(len(prefixes)):
@@ -49,7 +62,11 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         context = read_context(prefixes, index, raw)
         for name in names:
             values[name].append(rewards.find(name).compute(raw, context, configs[name]))
-    _refuse_missing(values, params.score.missing_share, epoch)
+        STOP.check("before the advantages were written; run the same command again")
+    for name, column in values.items():
+        all_reasons = [reason for value in column for reason in value.reasons]
+        missing = [reason for reason in all_reasons if reason is not None]
+        _refuse_missing(name, missing, len(all_reasons), allowed, epoch)
     found = compute_advantages(
         {name: np.stack([value.value_G for value in column]) for name, column in values.items()},
         params.advantage,
@@ -69,16 +86,10 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         kind="advantages",
         arrays=arrays,
         keys=prefixes.keys,
-        inputs={
-            "stage": "advantage",
-            "code": CODE,
-            "params": params.dump("rewards", "advantage"),
-            "prefixes": prefixes.content_digest(),
-            "scores": {name: scores[name].content_digest() for name in scorers},
-        },
+        inputs=inputs,
     )
     pending = store.pending()
-    for index in pending:
+    for index in track(pending, f"advantage {epoch}", len(pending)):
         chosen = found.selections[index].indices
         order = np.full(candidates, -1, np.int64)
         order[: len(chosen)] = chosen
@@ -103,22 +114,40 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     store.sweep()
     metrics = {name: value if math.isfinite(value) else None for name, value in sorted(found.metrics.items())}
     files.write_json(paths.metrics("advantage"), metrics)
+    return _summary(metrics, names, len(store), len(pending))
+
+
+def _finished(paths: EpochPaths, inputs: dict[str, Any]) -> GroupStore | None:
+    """The store, if it is finished and of these inputs and its metrics are there: then nothing is computed again.
+
+    Computing could only give other numbers than those that were trained on, with code that nobody gave a version.
+    """
+    from pipeline.digests import input_changes
+    from pipeline.errors import DataError
+    from pipeline.stores import GroupStore
+
+    try:
+        store = GroupStore.open(paths.advantages).require_complete("")
+    except DataError:
+        return None
+    fits = not input_changes(store.about["inputs"], inputs)
+    return store if fits and paths.metrics("advantage").exists() else None
+
+
+def _summary(metrics: dict[str, Any], names: list[str], groups: int, made: int) -> dict[str, Any]:
     shown = {name: metrics[f"{name}/mean"] for name in names}
-    return {"groups": len(store), "made": len(pending), **shown, "selected": int(found.metrics["selected"])}
+    return {"groups": groups, "made": made, **shown, "selected": int(metrics["selected"])}
 
 
-def _refuse_missing(values: dict[str, list[RewardValues]], allowed: float, epoch: str) -> None:
+def _refuse_missing(name: str, missing: list[str], values: int, allowed: float, epoch: str) -> None:
     from pipeline.errors import MissingScoresError
 
-    for name, column in values.items():
-        reasons = [reason for value in column for reason in value.reasons]
-        missing = [reason for reason in reasons if reason is not None]
-        if len(missing) > allowed * len(reasons):
-            raise MissingScoresError(
-                f"{epoch}: {len(missing)} of {len(reasons)} values of {name} are missing, more than "
-                f"score.missing_share = {allowed:g} (first reason: {missing[0]}); "
-                f"run `wcpipe score --epoch {epoch} --retry-missing`"
-            )
+    if len(missing) > allowed * values:
+        raise MissingScoresError(
+            f"{epoch}: {len(missing)} of {values} values of {name} are missing, more than "
+            f"score.missing_share = {allowed:g} (first reason: {missing[0]}); "
+            f"run `wcpipe score --epoch {epoch} --retry-missing`"
+        )
 
 
 def command(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from pipeline.config import Params
-    from pipeline.stores import Shard
+    from pipeline.stores import GroupStore, Shard
 
 T = TypeVar("T")
 
@@ -60,11 +60,66 @@ class EpochPaths:
     def policy(self) -> Path:
         return self.folder / "policy"
 
+    @property
+    def pretrained(self) -> Path:
+        """Where `world.base: pretrain` trains the base, before it is copied to `base`."""
+        return self.root / "pretrain"
+
     def scores(self, scorer: str) -> Path:
         return self.folder / "scores.zarr" / scorer
 
     def metrics(self, stage: str) -> Path:
         return self.folder / "metrics" / f"{stage}.json"
+
+
+def first_stage(paths: EpochPaths, stage: str) -> str:
+    """The stage up to `stage` that has to run first: the earliest whose store is not there or not finished."""
+    from pipeline.errors import DataError
+    from pipeline.stores import GroupStore
+
+    def finished(path: Path) -> bool:
+        try:
+            return not GroupStore.open(path).pending()
+        except DataError:
+            return False
+
+    scores = sorted(paths.scores("").glob("*/"))
+    order = {
+        "prefix": [paths.prefixes],
+        "rollout": [paths.rollouts],
+        "score": scores or [paths.scores("")],
+        "advantage": [paths.advantages],
+    }
+    for name, stores in order.items():
+        if name == stage or not all(map(finished, stores)):
+            return name
+    return stage
+
+
+def need(paths: EpochPaths, stage: str, path: Path) -> GroupStore:
+    """The finished store at `path` that `stage` writes. Raises DataError naming the command that has to run first."""
+    from pipeline.errors import DataError
+    from pipeline.stores import GroupStore
+
+    try:
+        return GroupStore.open(path).require_complete("")
+    except DataError:
+        remedy = f"run `wcpipe {first_stage(paths, stage)} --epoch {paths.epoch}`"
+        return GroupStore.open(path, remedy).require_complete(remedy)
+
+
+def need_policy(paths: EpochPaths) -> Path:
+    """The folder of an epoch's policy. Raises CheckpointError naming the command that has to run first."""
+    from pipeline.config import BASE_EPOCH
+    from pipeline.errors import CheckpointError
+    from pipeline.updates.checkpoint import STATE, recover
+
+    recover(paths.policy)  # before anything says that it is not there
+    if not (paths.policy / STATE).exists():
+        stage = f"{first_stage(paths, 'update')} --epoch {paths.epoch}"
+        first = "base" if paths.epoch == BASE_EPOCH else stage
+        raise CheckpointError(f"{paths.policy}: holds no policy; run `wcpipe {first}`")
+    return paths.policy
 
 
 @dataclass
@@ -103,11 +158,14 @@ class StopRequest:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
 
-    def check(self) -> None:
-        """Raise Interrupted (exit code 75) if a signal has come; call it after each finished item."""
+    def check(self, what: str = "after a finished group; run the same command again to go on") -> None:
+        """Raise Interrupted (exit code 75) if a signal has come; call it after each item.
+
+        `what` completes "stopped by SIGTERM ...": what is lost, if anything, and how to go on.
+        """
         if self.name is not None:
             name, self.name = self.name, None
-            raise Interrupted(f"stopped by {name} after a finished item; run the same command again to go on")
+            raise Interrupted(f"stopped by {name} {what}")
 
 
 STOP = StopRequest()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages import options as o
-from stages.common import EpochPaths, Stopwatch, load_params, parse_shard, report, staged, track
+from stages.common import EpochPaths, Stopwatch, load_params, need_policy, parse_shard, report, staged, track
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -37,15 +37,15 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     from pipeline.worlds.registry import make_prompts, open_policy, policy_digest
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
-    previous = EpochPaths(root, params.previous(epoch))
+    previous = need_policy(EpochPaths(root, params.previous(epoch)))
+    first = params.first_prompt(epoch)
     params = params.for_epoch(epoch)
     number = epoch_number(epoch)
     clip = rollout.target_clip(number, params.target.n_min, params.target.n_max)
     with watch.time("load"):
-        policy = policy_digest(paths.base, previous.policy)
-        world = open_policy(params.world.name, paths.base, previous.policy, "old", params.update, params.seed)
+        policy = policy_digest(paths.base, previous)
+        world = open_policy(params.world.name, paths.base, previous, "old", params.update, params.seed)
     sampling = rollout.Sampling(params.sampler.steps, params.sampler.shift, params.seed, number)
-    first = params.prefix.first_prompt + (number - 1) * params.prefix.groups
     with watch.time("prompts"):
         indices = range(first, first + params.prefix.groups)
         actions = world.spec.clip_latents * clip - 1
@@ -67,6 +67,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             "stage": "prefix",
             "code": CODE,
             "epoch": epoch,
+            "first_prompt": first,
             "params": params.dump("seed", "words", "target", "sampler", "prefix")
             | {"world": params.world.name},
             "policy": policy,
@@ -82,10 +83,12 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             latents_CTHW = rollout.sample_prefix(
                 world, scene, condition, prompt.c2w_T44, clip, sampling, keys[index]
             )
+        stored = to_array(latents_CTHW, params.sampler.latents)
         with watch.time("decode"):
-            frames_FHW3 = rollout.decode_prefix(world, latents_CTHW)
+            # a prefix that overflowed makes all its candidates missing (stage rollout); its frames must only exist
+            frames_FHW3 = rollout.decode_prefix(world, latents_CTHW.nan_to_num(0.0, 0.0, 0.0))
         arrays = {
-            "latents": to_array(latents_CTHW, params.sampler.latents),
+            "latents": stored,
             "frames": frames_FHW3,
             "first_frame": prompt.first_frame_HW3,
             "text": to_array(scene.text_LD, "float32"),

@@ -11,10 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages import options as o
-from stages.common import EpochPaths, Stopwatch, load_params, parse_shard, report, staged, track
+from stages.common import (
+    EpochPaths,
+    Stopwatch,
+    load_params,
+    need,
+    need_policy,
+    parse_shard,
+    report,
+    staged,
+    track,
+)
 from stages.prefix import finish
 
 if TYPE_CHECKING:
+    import torch
+
     from pipeline.config import Params
     from pipeline.stores import Shard
 
@@ -24,25 +36,23 @@ CODE = 1  # as in stages.prefix
 @staged("rollout")
 def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str, Any]:
     """Write `rollouts.zarr` of one epoch; groups that are done stay. Returns counts for the summary."""
-    import torch
-
     from pipeline import rollout
     from pipeline.config import epoch_number
     from pipeline.groups import read_past, rollout_arrays
-    from pipeline.stores import GroupStore, to_array
+    from pipeline.stores import GroupStore, to_array, to_tensor
     from pipeline.worlds.registry import open_policy, policy_digest
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
-    previous = EpochPaths(root, params.previous(epoch))
+    previous = need_policy(EpochPaths(root, params.previous(epoch)))
     params = params.for_epoch(epoch)
     number = epoch_number(epoch)
-    remedy = f"run `wcpipe prefix --epoch {epoch}`"
-    prefixes = GroupStore.open(paths.prefixes, remedy).require_complete(remedy)
+    prefixes = need(paths, "prefix", paths.prefixes)
     clip = rollout.target_clip(number, params.target.n_min, params.target.n_max)
     with watch.time("load"):
-        policy = policy_digest(paths.base, previous.policy)
-        world = open_policy(params.world.name, paths.base, previous.policy, "old", params.update, params.seed)
+        policy = policy_digest(paths.base, previous)
+        world = open_policy(params.world.name, paths.base, previous, "old", params.update, params.seed)
     sampling = rollout.Sampling(params.sampler.steps, params.sampler.shift, params.seed, number)
+    dtype = params.sampler.latents
     store = GroupStore.prepare(
         paths.rollouts,
         kind="rollouts",
@@ -74,7 +84,7 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
                 sampling,
                 store.keys[index],
             )
-        finite_G = torch.isfinite(x0_GCTHW).flatten(1).all(dim=1)
+        stored = to_array(x0_GCTHW, dtype)
         with watch.time("decode"):
             frames = rollout.decode_candidates(
                 world, past.latents_CTHW, x0_GCTHW.nan_to_num(0.0, 0.0, 0.0), clip
@@ -85,13 +95,21 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
             "target_clip": clip,
             "policy": policy,
             "forwards": {"denoiser": world.forwards.denoiser, "context": world.forwards.context},
-            "reasons": {str(g): "the sample is not finite" for g in (~finite_G).nonzero().flatten().tolist()},
+            "reasons": unusable(past.latents_CTHW, to_tensor(stored, dtype), dtype),
         }
         with watch.time("store"):
-            store.write(
-                index, {"latents": to_array(x0_GCTHW, params.sampler.latents), "frames": frames}, record
-            )
+            store.write(index, {"latents": stored, "frames": frames}, record)
     return finish(store, shard, paths.metrics("rollout"), len(pending), watch) | {"target_clip": clip}
+
+
+def unusable(past_CTHW: torch.Tensor, stored_GCTHW: torch.Tensor, dtype: str) -> dict[str, str]:
+    """Candidate -> why it is missing, judged by what is stored: float16 turns a finite 1e5 into infinity."""
+    import torch
+
+    if not torch.isfinite(past_CTHW).all():
+        return {str(g): f"the clips before are not finite in {dtype}" for g in range(len(stored_GCTHW))}
+    finite_G = torch.isfinite(stored_GCTHW).flatten(1).all(dim=1)
+    return {str(g): f"the sample is not finite in {dtype}" for g in (~finite_G).nonzero().flatten().tolist()}
 
 
 def command(

@@ -7,6 +7,7 @@ thins out epochs that nothing depends on any more; their ema weights and metrics
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,18 +32,22 @@ def parse_keep(text: str) -> int | None:
     raise UsageError(f"--keep {text}: write all or last:N with N of 1 or more")
 
 
-def prune(root: Path, epochs: list[str], keep: int) -> list[str]:
-    """Thin out all but the last `keep` finished epochs; returns the epochs that lost something.
+def prune(root: Path, prev: Mapping[str, str], finished: Sequence[str], keep: int) -> list[str]:
+    """Thin out all but the last `keep` of the `finished` epochs; returns the epochs that lost something.
 
     Their stores go, and of their policies all but the ema weights and state.json: such an epoch can be evaluated and is
-    known to be finished, but no longer trained on from. An epoch without its policy is unfinished and untouched.
+    known to be finished, but no longer trained on from. So one that an unfinished epoch of `prev` (epoch -> the epoch
+    it starts from) still needs is untouched, like the unfinished ones. A policy from former parameters does not make
+    an epoch finished: it will be made again.
     """
     from pipeline import files
     from pipeline.updates.checkpoint import STATE
 
-    finished = [epoch for epoch in epochs if EpochPaths(root, epoch).policy.exists()]
+    needed = {start for epoch, start in prev.items() if epoch not in finished}
     pruned = []
     for epoch in finished[:-keep]:
+        if epoch in needed:
+            continue
         paths = EpochPaths(root, epoch)
         doomed = [paths.prefixes, paths.rollouts, paths.folder / "scores.zarr", paths.advantages]
         doomed += [path for path in paths.policy.iterdir() if path.name not in (STATE, "ema.safetensors")]
@@ -67,7 +72,8 @@ def run_epochs(params: Params, root: Path, keep: int | None = None, as_json: boo
     report(run_base(params, root), as_json)
     done = 0
     epochs = sorted(params.epochs, key=lambda epoch: int(epoch[1:]))
-    for epoch in epochs:
+    prev = {epoch: params.previous(epoch) for epoch in epochs}
+    for number, epoch in enumerate(epochs, 1):
         if is_finished(params, epoch, root):
             continue
         for stage in (run_prefix, run_rollout, run_score):
@@ -76,7 +82,7 @@ def run_epochs(params: Params, root: Path, keep: int | None = None, as_json: boo
         report(run_update(params, epoch, root), as_json)
         done += 1
         if keep is not None:
-            prune(root, epochs, keep)
+            prune(root, prev, epochs[:number], keep)
     return {"stage": "run", "epochs": len(epochs), "made": done}
 
 

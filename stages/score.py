@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stages import options as o
-from stages.common import EpochPaths, Stopwatch, load_params, parse_shard, report, staged, track
+from stages.common import EpochPaths, Stopwatch, load_params, need, parse_shard, report, staged, track
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -31,16 +31,14 @@ def run_score(
     from pipeline import files
     from pipeline.errors import ConfigError
     from pipeline.scorers.registry import engine_digest, open_engine
-    from pipeline.stores import GroupStore
 
     paths = EpochPaths(root, epoch)
     params = params.for_epoch(epoch)
     names = params.score.scorers
     if only is not None and only not in names:
         raise ConfigError(f"--scorer {only}: params.yaml lists {', '.join(names)} in score.scorers")
-    remedy = f"run `wcpipe rollout --epoch {epoch}`"
-    rollouts = GroupStore.open(paths.rollouts, remedy).require_complete(remedy)
-    prefixes = GroupStore.open(paths.prefixes, remedy).require_complete(remedy)
+    prefixes = need(paths, "prefix", paths.prefixes)
+    rollouts = need(paths, "rollout", paths.rollouts)
     files.write_json(paths.scores("zarr.json"), {"zarr_format": 3, "node_type": "group", "attributes": {}})
     summary: dict[str, Any] = {"groups": len(rollouts)}
     for name in names if only is None else [only]:

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages import options as o
-from stages.common import STOP, EpochPaths, Stopwatch, load_params, report, staged, step_bar
+from stages.common import (
+    STOP,
+    EpochPaths,
+    Stopwatch,
+    load_params,
+    need,
+    need_policy,
+    report,
+    staged,
+    step_bar,
+)
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -26,20 +36,25 @@ CODE = 1  # as in stages.prefix
 
 def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     """All that an epoch's policy follows from, without its stores: parameters, base, previous policy, engines."""
+    from pipeline import rewards
     from pipeline.scorers.registry import engine_digest
     from pipeline.updates.checkpoint import checkpoint_digest
     from pipeline.worlds.registry import base_digest
+    from stages import advantage, prefix, rollout, score
 
-    paths, previous = EpochPaths(root, epoch), EpochPaths(root, params.previous(epoch))
+    paths, previous = EpochPaths(root, epoch), need_policy(EpochPaths(root, params.previous(epoch)))
+    first = params.first_prompt(epoch)
     params = params.for_epoch(epoch)
     sections = ("seed", "words", "target", "sampler", "prefix", "rollout", "rewards", "advantage", "update")
     return {
         "stage": "update",
-        "code": CODE,
+        "code": [CODE, *(module.CODE for module in (prefix, rollout, score, advantage))],
         "epoch": epoch,
+        "first_prompt": first,
         "params": params.dump(*sections) | {"world": params.world.name},
         "base": base_digest(paths.base),
-        "previous": checkpoint_digest(previous.policy),
+        "previous": checkpoint_digest(previous),
+        "rewards": {name: rewards.find(name).version for name in params.advantage.weights},
         "engines": {name: engine_digest(name, Path(params.score.weights)) for name in params.score.scorers},
     }
 
@@ -60,29 +75,26 @@ def is_finished(params: Params, epoch: str, root: Path) -> bool:
 
 @staged("update")
 def run_update(params: Params, epoch: str, root: Path) -> dict[str, Any]:
-    """Write `policy/` of one epoch, unless it is there and was made from the same inputs."""
+    """Write `policy/` of one epoch, unless it is there and was made from the same inputs.
+
+    A finished epoch whose stores were thinned out (`wcpipe run --keep`) is known by its policy alone.
+    """
     from pipeline import files
     from pipeline.config import epoch_number
     from pipeline.errors import CheckpointError
-    from pipeline.stores import GroupStore
     from pipeline.updates.checkpoint import read_state
     from pipeline.updates.loop import update_epoch
     from pipeline.updates.policy import Policy, prepare_params
     from pipeline.worlds.registry import open_world
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
-    previous = EpochPaths(root, params.previous(epoch))
+    previous = need_policy(EpochPaths(root, params.previous(epoch)))
     extra: dict[str, Any] = {"chain": chain(params, epoch, root)}
+    written = {"prefix": paths.prefixes, "rollout": paths.rollouts, "advantage": paths.advantages}
+    if not all(path.exists() for path in written.values()) and is_finished(params, epoch, root):
+        return {"made": 0}
     params = params.for_epoch(epoch)
-    remedy = f"run `wcpipe advantage --epoch {epoch}`"
-    stores = {
-        name: GroupStore.open(path, remedy).require_complete(remedy)
-        for name, path in (
-            ("prefixes", paths.prefixes),
-            ("rollouts", paths.rollouts),
-            ("advantages", paths.advantages),
-        )
-    }
+    stores = {path.stem: need(paths, stage, path) for stage, path in written.items()}
     extra["stores"] = {name: store.content_digest() for name, store in stores.items()}
     try:
         if paths.metrics("update").exists() and read_state(paths.policy)["state"]["extra"] == extra:
@@ -94,14 +106,17 @@ def run_update(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         world = open_world(params.world.name, paths.base)
         prepare_params(world.model, params.update.params, params.seed)
         policy = Policy(world.model, params.update, params.seed)
-        policy.load(previous.policy)
+        policy.load(previous)
     advantages = stores["advantages"]
     samples = sum(int(advantages.read(index, "selected").sum()) for index in range(len(advantages)))
     with step_bar(f"update {epoch}", samples) as advance, watch.time("model"):
 
         def on_progress(done: int, total: int, metrics: dict[str, float]) -> None:
             advance(done)
-            STOP.check()
+            STOP.check(
+                "before the epoch's policy was written: the steps of this update are lost, what was finished before "
+                "stays; run the same command again to start the update again"
+            )
 
         groups = training_groups(world, stores["prefixes"], stores["rollouts"], advantages)
         found = update_epoch(

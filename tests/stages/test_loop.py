@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from pipeline import config, files, stores
+from pipeline import config, files, rewards, rollout, stores
 from pipeline.digests import digest_tree
 from pipeline.errors import CheckpointError, DataError, Interrupted, MissingScoresError
 from pipeline.stores import GroupStore, Shard
@@ -18,10 +20,10 @@ from stages.advantage import run_advantage
 from stages.base import run_base
 from stages.common import STOP, EpochPaths
 from stages.prefix import run_prefix
-from stages.rollout import run_rollout
+from stages.rollout import run_rollout, unusable
 from stages.run import parse_keep, prune, run_epochs
 from stages.score import run_score
-from stages.update import run_update
+from stages.update import is_finished, run_update
 from stages.verify import run_verify
 
 ARTIFACTS = ["*.json", "c.*", "c/*", "*.safetensors"]
@@ -216,6 +218,31 @@ def test_stages_say_what_has_to_run_first(tiny_params: Path, tmp_path: Path) -> 
     run_prefix(params, "e001", root, Shard(1, 2))
     with pytest.raises(DataError, match=r"1 of 3 groups are not finished; run `wcpipe prefix"):
         run_rollout(params, "e001", root, Shard())
+    with pytest.raises(CheckpointError, match=r"e001/policy: .*run `wcpipe prefix --epoch e001`"):
+        run_prefix(params, "e002", root, Shard())
+
+
+@pytest.mark.parametrize(
+    ("stage", "lost", "says"),
+    [
+        (run_score, ["prefixes.zarr", "rollouts.zarr"], "wcpipe prefix"),
+        (run_score, ["rollouts.zarr"], "wcpipe rollout"),
+        (run_advantage, ["prefixes.zarr", "scores.zarr"], "wcpipe prefix"),
+        (run_advantage, ["rollouts.zarr", "scores.zarr"], "wcpipe rollout"),
+        (run_advantage, ["scores.zarr/critic"], "wcpipe score"),
+        (run_update, ["rollouts.zarr", "advantages.zarr"], "wcpipe rollout"),
+        (run_update, ["advantages.zarr"], "wcpipe advantage"),
+    ],
+)
+def test_a_lost_input_is_remedied_by_the_stage_that_comes_first(
+    finished: tuple[Path, Path], tmp_path: Path, stage: Any, lost: list[str], says: str
+) -> None:
+    params, root = copy(finished, tmp_path)
+    for name in lost:
+        shutil.rmtree(EpochPaths(root, "e001").folder / name)
+    (EpochPaths(root, "e001").policy / "state.json").unlink()
+    with pytest.raises(DataError, match=f"is missing; run `{says} --epoch e001`"):
+        stage(params, "e001", root, *([Shard()] if stage is run_score else []))
 
 
 def test_a_signal_stops_after_a_finished_group_and_the_rest_follows(
@@ -233,11 +260,32 @@ def test_a_signal_stops_after_a_finished_group_and_the_rest_follows(
     assert digest(root) == before
 
 
+def test_a_signal_stops_advantages_and_the_update_and_says_what_is_lost(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    params, root = copy(finished, tmp_path)
+    before = digest(root)
+    paths = EpochPaths(root, "e002")
+    shutil.rmtree(paths.advantages)
+    STOP.name = "SIGINT"
+    with pytest.raises(Interrupted, match="SIGINT before the advantages were written"):
+        run_advantage(params, "e002", root)
+    assert not paths.advantages.exists()
+    run_advantage(params, "e002", root)
+    (paths.policy / "state.json").unlink()
+    STOP.name = "SIGTERM"
+    with pytest.raises(Interrupted, match="the steps of this update are lost.*run the same command again"):
+        run_update(params, "e002", root)
+    assert run_update(params, "e002", root)["made"] == 1
+    assert digest(root) == before
+
+
 def test_pruning_keeps_policies_and_a_run_goes_on_after_it(
     finished: tuple[Path, Path], tmp_path: Path
 ) -> None:
     params, root = copy(finished, tmp_path)
-    assert prune(root, ["e001", "e002"], keep=1) == ["e001"]
+    prev = {"e001": "e000", "e002": "e001"}
+    assert prune(root, prev, ["e001", "e002"], keep=1) == ["e001"]
     assert not EpochPaths(root, "e001").rollouts.exists()
     assert EpochPaths(root, "e002").rollouts.exists()
     assert run_epochs(params, root)["made"] == 0
@@ -252,6 +300,106 @@ def test_pruning_keeps_policies_and_a_run_goes_on_after_it(
     with pytest.raises(CheckpointError, match=r"e002/policy/old\.safetensors: is missing"):
         run_epochs(epochs(finished[0], 3), root)
     assert (parse_keep("all"), parse_keep("last:3")) == (None, 3)
+
+
+def test_pruning_spares_what_an_unfinished_epoch_starts_from(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, root = copy(finished, tmp_path)
+    prev = {"e001": "e000", "e002": "e001", "e003": "e001"}
+    assert prune(root, prev, ["e001", "e002"], keep=1) == []
+    assert EpochPaths(root, "e001").rollouts.exists()
+    assert prune(root, prev, ["e001", "e002", "e003"], keep=1) == ["e001", "e002"]
+
+
+def test_a_changed_run_over_old_policies_prunes_none_that_it_needs(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """All epochs have policies, of former parameters: none of them counts as finished before its turn."""
+    _, root = copy(finished, tmp_path)
+    assert run_epochs(epochs(finished[0], 2, "update.lr=1e-3"), root, keep=1)["made"] == 2
+    assert {path.name for path in EpochPaths(root, "e001").policy.iterdir()} == {
+        "state.json",
+        "ema.safetensors",
+    }
+    assert len(list(EpochPaths(root, "e002").policy.iterdir())) > 2
+
+
+def test_the_update_of_a_finished_and_thinned_epoch_returns_at_once(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    params, root = copy(finished, tmp_path)
+    prune(root, {"e001": "e000", "e002": "e001"}, ["e001", "e002"], keep=1)
+    before = digest(root)
+    assert run_update(params, "e001", root)["made"] == 0
+    assert digest(root) == before
+    with pytest.raises(DataError, match=r"prefixes\.zarr: is missing; run `wcpipe prefix --epoch e001`"):
+        run_update(epochs(finished[0], 2, "update.lr=1e-3"), "e001", root)
+
+
+def test_a_finished_store_of_advantages_is_not_judged_again(
+    finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that was changed without a new version leaves metrics and store alike; a new version redoes both."""
+    params, root = copy(finished, tmp_path)
+    before = digest(root)
+    old = rewards.find("quality_drift")
+
+    def halved(raw: Any, context: Any, config: Any) -> rewards.RewardValues:
+        found = old.compute(raw, context, config)
+        return rewards.RewardValues(found.value_G / 2, found.reasons, found.details)
+
+    monkeypatch.setattr(rewards, "REWARDS", dict(rewards.REWARDS))
+    rewards.REWARDS["quality_drift"] = replace(old, compute=halved)
+    summary = run_advantage(params, "e001", root)
+    assert summary["made"] == 0
+    assert digest(root) == before
+    metrics = files.read_json(EpochPaths(root, "e001").metrics("advantage"), "")
+    assert summary["quality_drift"] == metrics["quality_drift/mean"]
+
+    assert is_finished(params, "e001", root)
+    rewards.REWARDS["quality_drift"] = replace(old, compute=halved, version=2)
+    assert not is_finished(params, "e001", root)
+    assert run_advantage(params, "e001", root)["made"] == 3
+    again = files.read_json(EpochPaths(root, "e001").metrics("advantage"), "")
+    assert again["quality_drift/mean"] == pytest.approx(metrics["quality_drift/mean"] / 2)
+
+
+def test_what_overflows_the_stored_type_is_missing_with_a_reason(
+    finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, root = copy(finished, tmp_path)
+    paths = EpochPaths(root, "e002")
+    shutil.rmtree(paths.rollouts)
+    sample = rollout.sample_candidates
+
+    def overflowing(*args: Any) -> torch.Tensor:
+        x0 = sample(*args)
+        x0[1, 0, 0, 0, 0] = 1e6  # finite, and infinite in float16
+        return x0
+
+    monkeypatch.setattr(rollout, "sample_candidates", overflowing)
+    run_rollout(params, "e002", root, Shard())
+    store = GroupStore.open(paths.rollouts)
+    assert store.record(0)["reasons"] == {"1": "the sample is not finite in float16"}
+    run_score(params, "e002", root, Shard())
+    assert np.isnan(GroupStore.open(paths.scores("critic")).read(0, "quality")).any(1).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    run_advantage(epochs(finished[0], 2, "score.missing_share=0.3"), "e002", root)
+    assert 1 not in GroupStore.open(paths.advantages).read(0, "order")
+
+
+def test_candidates_of_a_prefix_that_is_not_finite_are_all_missing() -> None:
+    past, fine = torch.zeros(2, 4, 1, 1), torch.zeros(3, 2, 4, 1, 1)
+    assert unusable(past, fine, "float16") == {}
+    past[0, 0] = torch.inf
+    reasons = unusable(past, fine, "float16")
+    assert list(reasons) == ["0", "1", "2"]
+    assert reasons["0"] == "the clips before are not finite in float16"
 
 
 def test_artifacts_hold_no_clock_and_their_parameters(finished: tuple[Path, Path]) -> None:
