@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +19,8 @@ MEASURES = (
     ("psnr", "PSNR to the commanded view (dB)", 1.0),
     ("oracle_failed", "frames off the manifold (%)", 100.0),
 )
+CONTROLS = (("control-static", "static video"), ("control-render", "true render"))
+log = logging.getLogger("wcpipe.report")
 
 
 def load_rows(path: Path) -> list[dict[str, Any]]:
@@ -24,16 +28,24 @@ def load_rows(path: Path) -> list[dict[str, Any]]:
     from pipeline import files
     from pipeline.errors import DataError
 
-    remedy = f"run `wcpipe evaluate --epoch {path.stem}`"
+    kind = path.stem.removeprefix("control-")
+    remedy = (
+        f"run `wcpipe evaluate {'--epoch' if kind == path.stem else '--control'} {kind.partition('-')[0]}`"
+    )
     rows = files.read_json(path, remedy).get("rows")
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: holds no rows of an evaluation; delete it and {remedy}")
     return rows
 
 
-def compare(before: list[dict[str, Any]], after: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def compare(
+    before: list[dict[str, Any]],
+    after: list[list[dict[str, Any]]],
+    controls: Mapping[str, list[dict[str, Any]]] | None = None,
+) -> list[dict[str, Any]]:
     """One row a kind and measure: means with intervals and the paired difference over all seeds in `after`.
 
+    `controls` are further evaluations by title, such as the floor and the ceiling; they get means and no interval.
     Raises DataError when the files do not hold the same cases.
     """
     import numpy as np
@@ -44,7 +56,8 @@ def compare(before: list[dict[str, Any]], after: list[list[dict[str, Any]]]) -> 
     def cases(rows: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
         return [(row["kind"], row["word"], row["scene"]) for row in rows]
 
-    if any(cases(rows) != cases(before) for rows in after):
+    controls = controls or {}
+    if any(cases(rows) != cases(before) for rows in (*after, *controls.values())):
         raise DataError("the evaluations hold different cases: make both with the same `evaluate` parameters")
     table = []
     for kind in ("basic", "compound"):
@@ -61,19 +74,48 @@ def compare(before: list[dict[str, Any]], after: list[list[dict[str, Any]]]) -> 
                     "before": bootstrap(b),
                     "after": bootstrap(a.mean(0)),
                     "difference": paired(a, b),
+                    "controls": {
+                        title: float(np.mean([rows[i][name] for i in chosen]))
+                        for title, rows in controls.items()
+                    },
                 }
             )
     return table
 
 
+def columns(table: list[dict[str, Any]]) -> list[str]:
+    """Titles of the printed columns; the controls stand before the policies."""
+    return ["actions", "measure", *table[0]["controls"], "before", "after", "difference, paired 95 %"]
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """What is printed of one row of `compare`."""
+    digits = 1 if row["scale"] == 100 else 2
+    controls = [f"{value * row['scale']:.{digits}f}" for value in row["controls"].values()]
+    means = [row[name].shown(row["scale"], digits) for name in ("before", "after", "difference")]
+    return [row["kind"], row["title"], *controls, *means]
+
+
 def as_markdown(table: list[dict[str, Any]]) -> str:
     """The comparison as a markdown table."""
-    lines = ["| actions | measure | before | after | difference, paired 95 % |", "|---|---|---|---|---|"]
-    for row in table:
-        digits = 1 if row["scale"] == 100 else 2
-        cells = [row[name].shown(row["scale"], digits) for name in ("before", "after", "difference")]
-        lines.append(f"| {row['kind']} | {row['title']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    titles = columns(table)
+    lines = [titles, ["---"] * len(titles), *map(cells, table)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def load_controls(root: Path, before: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The controls that were judged on the cases of `before`, by column title."""
+    found = {}
+    for name, title in CONTROLS:
+        path = result_path(root, name)
+        if path.exists():
+            rows = load_rows(path)
+            cases = [[(row["kind"], row["word"], row["scene"]) for row in some] for some in (rows, before)]
+            if cases[0] == cases[1]:
+                found[title] = rows
+            else:
+                log.warning("%s: holds other cases and is left out; run `wcpipe evaluate --control`", path)
+    return found
 
 
 def run_report(root: Path, before: str, after: list[Path], as_json: bool) -> None:
@@ -82,11 +124,11 @@ def run_report(root: Path, before: str, after: list[Path], as_json: bool) -> Non
 
     from pipeline import files
 
-    table = compare(load_rows(result_path(root, before)), [load_rows(path) for path in after])
-    text = as_markdown(table)
-    files.write_bytes(root / "evaluation" / "report.md", text.encode())
+    rows = load_rows(result_path(root, before))
+    table = compare(rows, [load_rows(path) for path in after], load_controls(root, rows))
+    files.write_bytes(root / "evaluation" / "report.md", as_markdown(table).encode())
     if as_json:
-        keep = ("kind", "measure", "before", "after", "difference")
+        keep = ("kind", "measure", "before", "after", "difference", "controls")
         print(
             json.dumps([{name: getattr(row[name], "__dict__", row[name]) for name in keep} for row in table])
         )
@@ -95,10 +137,10 @@ def run_report(root: Path, before: str, after: list[Path], as_json: bool) -> Non
     from rich.table import Table
 
     shown = Table(title=f"{before} and {', '.join(path.stem for path in after)}, held-out rooms")
-    for column in ("actions", "measure", "before", "after", "difference, paired 95 %"):
+    for column in columns(table):
         shown.add_column(column)
-    for line in text.splitlines()[2:]:
-        shown.add_row(*[cell.strip() for cell in line.strip("|").split("|")])
+    for row in table:
+        shown.add_row(*cells(row))
     Console().print(shown)
 
 

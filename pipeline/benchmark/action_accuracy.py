@@ -5,6 +5,7 @@ of a translation with a rotation or of two keys of a kind. The cases, their room
 and shared by every policy that is compared. The mini world's oracle judges; it is never a reward.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pipeline import actions
 from pipeline.benchmark.config import AccuracyConfig
 from pipeline.camera import frame_labels
+from pipeline.errors import NumericsError
 from pipeline.rewards.action import ActionConfig, score_action
 from pipeline.rollout import Sampling, sample_prefix
 from pipeline.scorers.critic import CriticScorer
@@ -22,7 +24,7 @@ from pipeline.scorers.pose_net import PoseScorer
 from pipeline.words import BASIC_FAMILIES, FAMILIES
 from pipeline.worlds.base import ClipCondition
 from pipeline.worlds.mini import oracle
-from pipeline.worlds.mini.clips import INTRINSICS_33, STEP
+from pipeline.worlds.mini.clips import CLIP, INTRINSICS_33, STEP
 from pipeline.worlds.mini.prompts import Prompt, make_prompt_for_word
 from pipeline.worlds.mini.renderer import MiniScene, render
 from pipeline.worlds.wan_world import WanWorld
@@ -31,6 +33,7 @@ BASIC = tuple(label for family in BASIC_FAMILIES for label in FAMILIES[family])
 COMPOUND = tuple(
     label for family, labels in FAMILIES.items() if family not in BASIC_FAMILIES for label in labels
 )
+CHUNK = 16  # cases that are judged together; the oracle's own chunk
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,10 @@ def make_cases(config: AccuracyConfig, latents: int) -> list[Case]:
 def generate(
     world: WanWorld, prompt: Prompt, clips: int, seed: int, steps: int, shift: float
 ) -> NDArray[np.uint8]:
-    """Sample the whole video of a prompt, uint8 [F, H, W, 3], clip by clip; noise keyed by seed and case."""
+    """Sample the whole video of a prompt, uint8 [F, H, W, 3], clip by clip; noise keyed by seed and case.
+
+    Raises NumericsError when the sample is not finite: turned into pixels, it would be judged like any video.
+    """
     scene = world.encode_scene(prompt.first_frame_HW3, prompt.caption, prompt.scene_key)
     labels = np.concatenate([[0], prompt.labels_A])
     condition = ClipCondition.of(labels, prompt.c2w_T44, INTRINSICS_33)
@@ -74,7 +80,26 @@ def generate(
     latents = sample_prefix(
         world, scene, condition, prompt.c2w_T44, clips + 1, sampling, f"evaluate/{prompt.index}"
     )
+    if not torch.isfinite(latents).all():
+        word = actions.format_word(prompt.labels_A.tolist())
+        raise NumericsError(
+            f"evaluate: the policy's sample of case {prompt.index} ({word}) is not finite; "
+            "the policy has diverged: lower update.lr, or judge an earlier epoch"
+        )
     return world.decode(latents)[0]
+
+
+def _static(case: Case) -> NDArray[np.uint8]:
+    return np.repeat(case.prompt.first_frame_HW3[None], len(case.prompt.c2w_T44), axis=0)
+
+
+def _render(case: Case) -> NDArray[np.uint8]:
+    return render(MiniScene.make(case.prompt.scene_seed), case.prompt.start_44 @ case.prompt.c2w_T44)
+
+
+# Videos that no policy made, uint8 [F, H, W, 3]. What stands still and what obeys perfectly are the floor and the
+# ceiling that every other number must be read between, estimators' errors included.
+CONTROLS: dict[str, Callable[[Case], NDArray[np.uint8]]] = {"static": _static, "render": _render}
 
 
 def evaluate_policy(
@@ -84,7 +109,7 @@ def evaluate_policy(
     config: AccuracyConfig,
     steps: int,
     shift: float,
-    on_case: Any = lambda done, total: None,
+    on_case: Callable[[int, int], Any] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """One row a case: kind, word, accuracies by oracle and scorer, quality, PSNR to the commanded view, failures.
 
@@ -92,11 +117,40 @@ def evaluate_policy(
     both for blur and for a camera that is elsewhere; `residual` is the oracle's, blind to where the camera is.
     """
     cases = make_cases(config, world.spec.clip_latents * config.clips)
-    videos = []
-    for done, case in enumerate(cases):
-        videos.append(generate(world, case.prompt, config.clips, config.seed, steps, shift))
-        on_case(done + 1, len(cases))
-    return judge(cases, np.stack(videos), pose, critic)
+
+    def sample(case: Case) -> NDArray[np.uint8]:
+        return generate(world, case.prompt, config.clips, config.seed, steps, shift)
+
+    return _judged(cases, sample, pose, critic, on_case)
+
+
+def evaluate_control(
+    control: str,
+    pose: PoseScorer,
+    critic: CriticScorer,
+    config: AccuracyConfig,
+    on_case: Callable[[int, int], Any] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Rows as `evaluate_policy`, of the videos of `CONTROLS`: the same cases, judged alike."""
+    return _judged(make_cases(config, CLIP * config.clips), CONTROLS[control], pose, critic, on_case)
+
+
+def _judged(
+    cases: list[Case],
+    video_of: Callable[[Case], NDArray[np.uint8]],
+    pose: PoseScorer,
+    critic: CriticScorer,
+    on_case: Callable[[int, int], Any],
+) -> list[dict[str, Any]]:
+    """Make and judge the videos in chunks: a long benchmark can be stopped between cases and holds few frames."""
+    rows: list[dict[str, Any]] = []
+    for start in range(0, len(cases), CHUNK):
+        chunk, videos = cases[start : start + CHUNK], []
+        for number, case in enumerate(chunk, start + 1):
+            videos.append(video_of(case))
+            on_case(number, len(cases))
+        rows += judge(chunk, np.stack(videos), pose, critic)
+    return rows
 
 
 def judge(

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from pipeline import config, files
-from pipeline.errors import CheckpointError, DataError, UsageError
+from pipeline.benchmark import action_accuracy
+from pipeline.benchmark.config import AccuracyConfig
+from pipeline.errors import CheckpointError, DataError, Interrupted, UsageError
 from stages import report
 from stages.base import run_base
-from stages.common import EpochPaths
-from stages.evaluate import result_path, run_evaluate
-from stages.report import MEASURES, as_markdown, compare, load_rows, run_report
+from stages.common import STOP, EpochPaths
+from stages.evaluate import command, result_name, result_path, run_control, run_evaluate
+from stages.report import MEASURES, as_markdown, compare, load_controls, load_rows, run_report
 
 SMALL = ("evaluate.basic=1", "evaluate.compound=1", "evaluate.clips=1")
 
@@ -97,6 +99,8 @@ def test_a_damaged_or_missing_file_says_what_to_run(
             file.write_bytes(content)
         with pytest.raises(DataError, match=r"e003\.json: .*wcpipe evaluate --epoch e003"):
             load_rows(file)
+    with pytest.raises(DataError, match="run `wcpipe evaluate --control static`"):
+        load_rows(tmp_path / "control-static.json")
 
 
 def test_a_damaged_result_is_made_again(judged: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -107,6 +111,83 @@ def test_a_damaged_result_is_made_again(judged: tuple[Path, Path, dict[str, Any]
     again = run_evaluate(config.load(path, SMALL), "e000", tmp_path / "root")
     assert again["made"] == 2
     assert result.read_bytes() == result_path(root, "e000").read_bytes()
+
+
+def test_other_rooms_and_weights_have_their_own_file_and_a_new_seed_replaces_it(
+    judged: tuple[Path, Path, dict[str, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert result_name("e003", AccuracyConfig()) == "e003"
+    assert result_name("e003", AccuracyConfig(split="rl", weights="live")) == "e003-rl-live"
+    path, root, _ = judged
+    shutil.copytree(root, tmp_path / "root")
+    monkeypatch.setattr(action_accuracy, "evaluate_policy", lambda *args: ROWS)
+    run_evaluate(config.load(path, (*SMALL, "evaluate.weights=old")), "e000", tmp_path / "root")
+    assert load_rows(result_path(tmp_path / "root", "e000-old")) == ROWS
+    assert not caplog.text
+    run_evaluate(config.load(path, (*SMALL, "evaluate.seed=5")), "e000", tmp_path / "root")
+    assert (
+        "e000.json: was made from other inputs (params.evaluate.seed: 1000 -> 5): it is repl" in caplog.text
+    )
+    named = run_evaluate(config.load(path, SMALL), "e000", tmp_path / "root", "mine")
+    assert named["made"] == 4
+    assert load_rows(result_path(tmp_path / "root", "mine")) == ROWS
+
+
+def test_the_training_seed_changes_no_row_and_judges_nothing_again(
+    judged: tuple[Path, Path, dict[str, Any]],
+) -> None:
+    path, root, _ = judged
+    assert run_evaluate(config.load(path, (*SMALL, "seed=7")), "e000", root)["made"] == 0
+
+
+def test_a_signal_stops_an_evaluation_between_cases(
+    judged: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path, root, _ = judged
+    shutil.copytree(root, tmp_path / "root")
+    result_path(tmp_path / "root", "e000").unlink()
+    STOP.name = "SIGTERM"
+    with pytest.raises(Interrupted, match="SIGTERM before the end: the cases so far are lost"):
+        run_evaluate(config.load(path, SMALL), "e000", tmp_path / "root")
+    assert not result_path(tmp_path / "root", "e000").exists()
+
+
+def test_controls_are_the_floor_and_the_ceiling_of_the_table(
+    judged: tuple[Path, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path, root, _ = judged
+    shutil.copytree(root, tmp_path / "root")
+    params = config.load(path, SMALL)
+    static, render = (run_control(params, name, tmp_path / "root") for name in ("static", "control-render"))
+    for kind in ("basic", "compound"):
+        assert render[kind]["oracle_joint"] == 1.0
+        assert static[kind]["oracle_joint"] < 0.2
+        assert render[kind]["psnr"] > 60 > static[kind]["psnr"]
+    again = run_control(config.load(path, (*SMALL, "evaluate.weights=old")), "static", tmp_path / "root")
+    assert again["made"] == 0  # no policy takes part
+    run_report(tmp_path / "root", "e000", [result_path(tmp_path / "root", "e000")], as_json=False)
+    lines = (tmp_path / "root" / "evaluation" / "report.md").read_text().splitlines()
+    assert lines[0].startswith("| actions | measure | static video | true render | before |")
+    assert all(line.count("|") == 8 for line in lines)
+    assert lines[2].split("|")[4].strip() == "100.0"
+
+
+def test_controls_of_other_cases_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files.write_json(result_path(tmp_path, "control-static"), {"rows": ROWS})
+    files.write_json(result_path(tmp_path, "control-render"), {"rows": ROWS[:3]})
+    assert list(load_controls(tmp_path, ROWS)) == ["static video"]
+    assert "control-render.json: holds other cases" in caplog.text
+
+
+def test_an_evaluation_is_of_a_policy_or_of_a_control(tmp_path: Path, tiny_params: Path) -> None:
+    for given in ({}, {"epoch": "e000", "control": "static"}):
+        with pytest.raises(UsageError, match="either --epoch or --control"):
+            command(**given)
+    with pytest.raises(UsageError, match="--control still: choose static or render"):
+        command(control="still", params=tiny_params, root=tmp_path)
 
 
 def test_compare_pairs_cases_and_averages_seeds() -> None:

@@ -6,9 +6,12 @@ import torch
 
 from pipeline import actions
 from pipeline.actions import label_of
+from pipeline.benchmark import action_accuracy
 from pipeline.benchmark.action_accuracy import (
     BASIC,
     COMPOUND,
+    CONTROLS,
+    evaluate_control,
     evaluate_policy,
     generate,
     held,
@@ -16,6 +19,7 @@ from pipeline.benchmark.action_accuracy import (
     make_cases,
 )
 from pipeline.benchmark.config import AccuracyConfig
+from pipeline.errors import NumericsError
 from pipeline.scorers.critic import Critic, CriticConfig, CriticScorer
 from pipeline.scorers.pose_net import PoseNet, PoseNetConfig, PoseScorer
 from pipeline.worlds.mini.clips import STEP
@@ -106,3 +110,30 @@ def test_a_policy_that_knows_nothing(tiny_base, scorers: tuple[PoseScorer, Criti
     assert videos[0].shape == (4, 40, 64, 3)
     np.testing.assert_array_equal(videos[0], videos[1])
     assert (videos[0] != videos[2])[1:].any()
+
+
+def test_a_sample_that_is_not_finite_is_never_judged_as_frames(
+    tiny_base, scorers: tuple[PoseScorer, CriticScorer]
+) -> None:
+    world = load_mini(tiny_base)
+    with torch.no_grad():
+        world.model.proj_out.weight.fill_(float("nan"))
+    with pytest.raises(NumericsError, match=r"case 0 \(w-3\) is not finite"):
+        evaluate_policy(world, *scorers, SMALL, 2, 3.0)
+
+
+def test_controls_are_judged_on_the_same_cases(
+    scorers: tuple[PoseScorer, CriticScorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    config = SMALL.model_copy(update={"compound": 2})
+    rows = evaluate_control("static", *scorers, config, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert [row["word"] for row in rows] == ["w-3", "w+d-3", "w+a-3"]
+    assert all(row["oracle_joint"] == 0 and row["moved"] < 0.02 for row in rows)
+    monkeypatch.setattr(action_accuracy, "CHUNK", 2)
+    for row, other in zip(rows, evaluate_control("static", *scorers, config), strict=True):
+        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+        assert {name: other[name] for name in numbers} == pytest.approx(numbers, abs=1e-5)
+    video = CONTROLS["render"](make_cases(config, 4)[0])
+    assert (video.shape, video.dtype) == ((4, 40, 64, 3), np.uint8)
