@@ -54,14 +54,6 @@ for name, module in (
     app.command(name)(module.command)
 
 
-@app.callback()
-def _options(
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more on stderr."),
-) -> None:
-    """Options of every command."""
-    logging.getLogger("wcpipe").setLevel(logging.DEBUG if verbose else logging.INFO)
-
-
 def main() -> NoReturn:
     """Run the command line and exit with the documented code."""
     from pipeline.errors import WcpipeError

@@ -6,37 +6,36 @@ import importlib.util
 import os
 import platform
 import shutil
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from stages import options as o
 
-# distribution, imported module, what it is needed for
+# distribution, imported module, what it is needed for; a test compares them with pyproject.toml
 CORE = (
     ("torch", "torch", "world models and updates"),
     ("diffusers", "diffusers", "the transformer"),
     ("peft", "peft", "LoRA"),
     ("safetensors", "safetensors", "weights"),
     ("zarr", "zarr", "stores"),
+    ("google-crc32c", "google_crc32c", "marks of finished groups"),
     ("numpy", "numpy", "everything"),
     ("pydantic", "pydantic", "params.yaml"),
-    ("opencv-python-headless", "cv2", "tracks and pictures"),
+    ("ruamel.yaml", "ruamel.yaml", "params.yaml"),
+    ("typer", "typer", "the command line"),
+    ("rich", "rich", "progress bars and tables"),
     ("dvc", "dvc", "dvc repro"),
-)
-OPTIONAL = (
-    ("av", "av", "wcpipe preview: mp4 files", "pip install av"),
-    (
-        "imageio-ffmpeg",
-        "imageio_ffmpeg",
-        "wcpipe preview: mp4 files (the other way)",
-        "pip install imageio-ffmpeg",
-    ),
 )
 
 
 def _installed(distribution: str, module: str) -> str | None:
-    if importlib.util.find_spec(module) is None:
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+    except ModuleNotFoundError:  # the parent of a dotted name
         return None
     try:
         return version(distribution)
@@ -55,9 +54,6 @@ def run_doctor(root: Path, params: Path) -> list[dict[str, Any]]:
     for distribution, module, purpose in CORE:
         found = _installed(distribution, module)
         row(distribution, "ok" if found else "missing", found or f"needed for {purpose}: pip install -e .")
-    for distribution, module, purpose, remedy in OPTIONAL:
-        found = _installed(distribution, module)
-        row(distribution, "ok" if found else "optional", found or f"only for {purpose}: {remedy}")
     _devices(row)
     _parameters(row, params)
     free = shutil.disk_usage(next(path for path in (root, *root.absolute().parents) if path.exists())).free
@@ -81,20 +77,41 @@ def _devices(row: Any) -> None:
 
 
 def _parameters(row: Any, path: Path) -> None:
-    from pipeline import config
     from pipeline.errors import WcpipeError
 
     try:
+        from pipeline import config
+        from pipeline.scorers.registry import engine_digest
+        from pipeline.worlds.registry import base_digest
+
         params = config.load(path)
+    except ImportError as error:
+        row(str(path), "missing", f"cannot be read before what is missing above is installed ({error})")
+        return
     except WcpipeError as error:
         row(str(path), "missing", str(error))
         return
     row(str(path), "ok", f"{len(params.epochs)} epochs")
     weights = Path(params.world.weights)
-    files = sorted(weights.glob("**/*.safetensors"))
-    size = sum(file.stat().st_size for file in files) / 1e6
-    remedy = "restore it from the repository or set world.base: pretrain"
-    row(str(weights), "ok" if files else "missing", f"{len(files)} files, {size:.1f} MB" if files else remedy)
+    if params.world.base == "pretrain":
+        row("base", "ok", "world.base is pretrain: `wcpipe base` trains it, for hours")
+    else:
+        remedy = f"{weights}: holds no base; restore it from the repository or set world.base: pretrain"
+        _weights(row, "base", remedy, partial(base_digest, weights))
+    engines = Path(params.score.weights)
+    for scorer in params.score.scorers:
+        _weights(row, f"scorer {scorer}", None, partial(engine_digest, scorer, engines))
+
+
+def _weights(row: Any, name: str, remedy: str | None, digest: Callable[[], str]) -> None:
+    """A row for weights that a digest reads whole; `remedy` replaces the error's own words."""
+    from pipeline.digests import SHORT
+    from pipeline.errors import WcpipeError
+
+    try:
+        row(name, "ok", f"digest {digest()[:SHORT]}")
+    except WcpipeError as error:
+        row(name, "missing", remedy or str(error))
 
 
 def command(root: o.Root = o.ARTIFACTS, params: o.ParamsFile = o.PARAMS, json: o.Json = False) -> None:
