@@ -33,7 +33,7 @@ from pipeline.worlds.mini.renderer import (
 )
 
 LABELS = (parse_word("up-1")[0], parse_word("down-1")[0])
-STEPS = {"pose": 2000, "critic": 1200}
+STEPS = {"pose": 2000, "critic": 500}
 FRAMES = 5
 _JITTER = 0.05
 
