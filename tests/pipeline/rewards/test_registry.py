@@ -1,9 +1,14 @@
 """Rewards are found by name, with their parameters checked and a nearest name for typing errors."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from pipeline import rewards
+from pipeline.camera import StepSize
+from pipeline.config import Params
 from pipeline.errors import ConfigError
 from pipeline.rewards import Reward, RewardValues
 from pipeline.rewards.action import ActionConfig
@@ -47,3 +52,21 @@ def test_a_missing_value_without_a_reason_is_a_bug():
         RewardValues(np.array([1.0, np.nan]), (None, None))
     with pytest.raises(ValueError, match="no other may have one"):
         RewardValues(np.array([1.0]), ("because",))
+
+
+def test_the_reward_of_the_manual_works_as_written(monkeypatch):
+    """docs/rewards.md: registered before the parameters are read, weighted and configured like the embedded ones."""
+    monkeypatch.setattr(rewards, "REWARDS", dict(rewards.REWARDS))
+    text = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {"__name__": "steady"})
+    params = Params.model_validate_strict(
+        {"advantage": {"weights": {"steady": 0.5}}, "rewards": {"steady": {"power": 2.0}}}
+    )
+    config = rewards.settings("steady", params.rewards)
+    relative = np.tile(np.eye(4), (2, 3, 1, 1))
+    relative[1, 2, 0, 3] = 0.4  # the second candidate leaps at its end
+    raw = {"pose": rewards.RawScores({"relative": relative}, (None, None))}
+    context = rewards.RewardContext(np.array([0, 9, 9, 9]), 1, StepSize(0.4, 6.0))
+    found = rewards.find("steady").compute(raw, context, config)
+    np.testing.assert_allclose(found.value_G, [0, -0.25])
+    assert found.details["change"].shape == (2,)
