@@ -231,11 +231,15 @@ def test_the_mix_has_the_share_of_compounds() -> None:
 
 
 def test_learning_rate_and_who_gets_which_optimizer() -> None:
-    config = PretrainConfig(steps=1000, warmup=100)
+    config = PretrainConfig(steps=1000, warmup=100, horizon=0, anneal=0)
     assert lr_factor(0, config) == 0.01
     assert lr_factor(99, config) == lr_factor(100, config) == 1.0
     assert lr_factor(550, config) == pytest.approx(0.505)
     assert lr_factor(1000, config) == lr_factor(5000, config) == pytest.approx(0.01)
+    stopped = config.model_copy(update={"steps": 600, "horizon": 1000, "anneal": 100})
+    assert lr_factor(499, stopped) == lr_factor(499, config)  # the cosine of the horizon ...
+    assert lr_factor(550, stopped) == pytest.approx(0.505 / 2)  # ... and the last steps down to 0
+    assert lr_factor(600, stopped) == 0
     model = build_model(TINY)
     muon, adam = make_optimizers(model, TINY)
     matrices, rest = (optimizer.param_groups[0]["params"] for optimizer in (muon, adam))
