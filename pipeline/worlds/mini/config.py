@@ -41,8 +41,12 @@ class PretrainConfig(BaseModel):
     )
     lr_matrix: float = Field(0.01, gt=0, description="Muon's rate for the matrices inside the blocks")
     warmup: int = Field(100, ge=0)
-    horizon: int = Field(5000, ge=0, description="steps of the cosine; 0: `steps`. Longer ones stop the cosine early")
-    anneal: int = Field(400, ge=0, description="last steps, over which the rate falls linearly to 0 on top of the cosine")
+    horizon: int = Field(
+        5000, ge=0, description="steps of the cosine; 0: `steps`. Longer ones stop the cosine early"
+    )
+    anneal: int = Field(
+        400, ge=0, description="last steps, over which the rate falls linearly to 0 on top of the cosine"
+    )
     ema: float = Field(0.998, ge=0, lt=1)
     shift: float = Field(3.0, gt=0, description="timestep shift of the training sigmas, as the sampler's")
     clip_shares: list[float] = [0.3, 0.5, 0.15, 0.05]
