@@ -4,10 +4,12 @@ Why not `from_pretrained`: it leaves weights that a file lacks on the meta devic
 built without memory, every key must be there with its shape, and tensors are mapped, not copied, until used.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,8 +17,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.errors import CheckpointError
-from pipeline.worlds.hunyuan import WorldPlayHunyuan
 from pipeline.worlds.wan import WorldPlayWan
+
+if TYPE_CHECKING:
+    from pipeline.worlds.hunyuan import WorldPlayHunyuan
 
 # What WorldPlay adds to the stock network; a stock Wan folder lacks exactly these.
 ADDED = ("action_embedder", "to_out_prope")
@@ -40,6 +44,8 @@ def load_hunyuan(
     folder: Path | str, dtype: torch.dtype | None = None, device: str = "cpu", add_missing: bool = False
 ) -> WorldPlayHunyuan:
     """As `load_wan`, for a WorldPlayHunyuan or (`add_missing`) a stock HunyuanVideo-1.5 folder."""
+    from pipeline.worlds.hunyuan import WorldPlayHunyuan  # a stage of the mini world or the 5B must not pay for it
+
     return _load(WorldPlayHunyuan, Path(folder), dtype, add_missing).to(device).eval()
 
 
