@@ -44,7 +44,8 @@ def load_hunyuan(
     folder: Path | str, dtype: torch.dtype | None = None, device: str = "cpu", add_missing: bool = False
 ) -> WorldPlayHunyuan:
     """As `load_wan`, for a WorldPlayHunyuan or (`add_missing`) a stock HunyuanVideo-1.5 folder."""
-    from pipeline.worlds.hunyuan import WorldPlayHunyuan  # a stage of the mini world or the 5B must not pay for it
+    # Imported here: a stage of the mini world or the 5B must not pay for it.
+    from pipeline.worlds.hunyuan import WorldPlayHunyuan
 
     return _load(WorldPlayHunyuan, Path(folder), dtype, add_missing).to(device).eval()
 
