@@ -9,6 +9,9 @@ Everything random is keyed by (seed, step): a run that was killed goes on bit-id
 import json
 import math
 import multiprocessing
+import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -107,9 +110,16 @@ def draw_batch(config: PretrainConfig, step: int) -> ClipBatch:
     return sample_clips(rng, config.batch, clip_index, pretraining_mix(config), config.noise)
 
 
-def _draw_alone(config: PretrainConfig, step: int) -> ClipBatch:
+def _start_worker(parent: int) -> None:
+    """One thread for rendering, and an end when the training is killed: kill -9 tells a pool's workers nothing."""
     torch.set_num_threads(1)
-    return draw_batch(config, step)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def batches(config: PretrainConfig, start: int, workers: int) -> Iterator[ClipBatch]:
@@ -117,15 +127,16 @@ def batches(config: PretrainConfig, start: int, workers: int) -> Iterator[ClipBa
     if not workers:
         yield from (draw_batch(config, step) for step in range(start, config.steps))
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=_start_worker, initargs=(os.getpid(),)) as pool:
         ahead = deque(
-            pool.submit(_draw_alone, config, step)
+            pool.submit(draw_batch, config, step)
             for step in range(start, min(start + workers + 2, config.steps))
         )
         for step in range(start + len(ahead), config.steps + len(ahead)):
             yield ahead.popleft().result()
             if step < config.steps:
-                ahead.append(pool.submit(_draw_alone, config, step))
+                ahead.append(pool.submit(draw_batch, config, step))
 
 
 def training_loss(

@@ -3,6 +3,10 @@
 import dataclasses
 import itertools
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +201,40 @@ def test_the_loss_learns(folder: Path) -> None:
     losses: list[float] = []
     pretrain(config, folder, lambda step, loss: losses.append(loss))
     assert np.mean(losses[-8:]) < 0.85 * np.mean(losses[:4])
+
+
+def test_workers_end_when_the_training_is_killed(tmp_path: Path) -> None:
+    """A killed training once left a renderer of 0.9 GB behind for good."""
+    program = (
+        "from pipeline.worlds.mini.pretrain import PretrainConfig, batches\n"
+        "import multiprocessing, time\n"
+        "if __name__ == '__main__':\n"
+        "    stream = batches(PretrainConfig(batch=2), 0, 1)\n"
+        "    next(stream)\n"
+        "    print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
+    with subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert workers
+        process.kill()
+    deadline = time.monotonic() + 30
+    while any(map(_runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(map(_runs, workers))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_workers_render_the_same_batches_in_order() -> None:
