@@ -5,7 +5,7 @@
 
 Both produce the same candidates (checked), and forwards are counted. Prints one JSON object.
 
-    python benchmarks/rollout_cost.py --weights weights/mini --groups 6 --repeats 3
+    python benchmarks/rollout_cost.py --weights weights/mini --clip 2 --groups 6 --repeats 3
 """
 
 import argparse
@@ -23,20 +23,18 @@ from pipeline.worlds.base import ClipCondition
 from pipeline.worlds.registry import make_prompts, open_world
 from pipeline.worlds.wan_world import WanWorld
 
-CLIP = 2  # the second clip: 4 context latents, 4 target latents
 
-
-def pasts(world: WanWorld, groups: int, sampling: rollout.Sampling) -> list[Past]:
+def pasts(world: WanWorld, groups: int, clip: int, sampling: rollout.Sampling) -> list[Past]:
     """Sample the prefixes of some prompts."""
     out = []
-    for prompt in make_prompts("mini", "rl", range(groups), 0, 4 * CLIP - 1, TrainingMix(hold=(2, 4))):
+    for prompt in make_prompts("mini", "rl", range(groups), 0, 4 * clip - 1, TrainingMix(hold=(2, 4))):
         scene = world.encode_scene(prompt.first_frame_HW3, prompt.caption, prompt.scene_key)
         labels = torch.cat([torch.zeros(1, dtype=torch.long), torch.from_numpy(prompt.labels_A)]).numpy()
         condition = ClipCondition.of(labels, prompt.c2w_T44, prompt.K_33)
         latents = rollout.sample_prefix(
-            world, scene, condition, prompt.c2w_T44, CLIP, sampling, prompt.scene_key
+            world, scene, condition, prompt.c2w_T44, clip, sampling, prompt.scene_key
         )
-        out.append(Past(scene, latents, labels, prompt.c2w_T44, condition, CLIP))
+        out.append(Past(scene, latents, labels, prompt.c2w_T44, condition, clip))
     return out
 
 
@@ -48,7 +46,7 @@ def batched(world: WanWorld, past: Past, candidates: int, sampling: rollout.Samp
         past.latents_CTHW,
         past.condition,
         past.c2w_T44,
-        CLIP,
+        past.clip,
         candidates,
         sampling,
         past.scene.key,
@@ -59,14 +57,14 @@ def batched(world: WanWorld, past: Past, candidates: int, sampling: rollout.Samp
 def one_by_one(world: WanWorld, past: Past, candidates: int, sampling: rollout.Sampling) -> torch.Tensor:
     """(b) no batch and no cache across steps."""
     sigmas = sampling.sigmas()
-    at = past.condition.select(rollout.clip_slice(world, CLIP))
+    at = past.condition.select(rollout.clip_slice(world, past.clip))
     shape = (world.spec.latent_shape[0], world.spec.clip_latents, *world.spec.latent_shape[1:])
     out = []
     for candidate in range(candidates):
         x = sampling.noise(shape, past.scene.key, candidate, "candidate")[None]
         for step in range(sampling.steps):
             context = rollout.clip_context(
-                world, past.scene, past.latents_CTHW, past.condition, past.c2w_T44, CLIP, sampling.seed
+                world, past.scene, past.latents_CTHW, past.condition, past.c2w_T44, past.clip, sampling.seed
             )
             v = world.velocity(x, float(sigmas[step]), at, past.scene, context)
             x = x + (sigmas[step + 1] - sigmas[step]) * v
@@ -79,12 +77,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, default=Path("weights/mini"))
     parser.add_argument("--groups", type=int, default=6)
+    parser.add_argument("--clip", type=int, default=2, help="target clip: 2 has 4 context latents, 3 has 8")
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     world = open_world("mini", arguments.weights)
     sampling = rollout.Sampling(steps=5, shift=3.0, seed=0, epoch=1)
-    groups = pasts(world, arguments.groups, sampling)
+    groups = pasts(world, arguments.groups, arguments.clip, sampling)
     batched(world, groups[0], arguments.candidates, sampling)  # warm up
     ratios, counts, worst = [], {}, 0.0
     for _ in range(arguments.repeats):
