@@ -84,21 +84,22 @@ def test_killed_anywhere_it_finishes_with_the_same_bytes(tiny_base: Path, tmp_pa
     (tmp_path / "clean").mkdir()
     (tmp_path / "killed").mkdir()
     clean, killed = project(tmp_path / "clean", tiny_base), project(tmp_path / "killed", tiny_base)
-    start = time.monotonic()
     assert "update@e002" in repro(clean)
-    whole = time.monotonic() - start
     expected = artifacts(clean)
     assert {"e002/policy", "e002/rollouts.zarr", "e001/metrics"} <= set(expected)
 
     dice, kills = random.Random(0), 0
-    for _ in range(4):
+    # Kills follow what has appeared on disk and not the clock: on a busy machine a share of the whole time is anything.
+    for landmark in ("e001/prefixes.zarr", "e001/rollouts.zarr", "e001/policy", "e002/scores.zarr"):
         process = dvc(killed, "repro")
-        time.sleep(whole * dice.uniform(0.1, 0.4))
+        while process.poll() is None and not (killed / "artifacts" / landmark).exists():
+            time.sleep(0.02)
+        time.sleep(dice.uniform(0.0, 0.5))
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             kills += 1
         process.wait()
-    assert kills >= 2
+    assert kills == 4
     repro(killed)
     assert artifacts(killed) == expected
     assert "Data and pipelines are up to date" in repro(killed)
