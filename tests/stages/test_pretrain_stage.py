@@ -18,7 +18,17 @@ from stages.common import STOP, EpochPaths
 from stages.pretrain import command, run_pretrain
 
 TINY = PretrainConfig(
-    steps=4, batch=2, channels=8, dim=32, heads=2, layers=1, ffn=32, save_every=2, clip_shares=[1.0]
+    horizon=0,
+    anneal=0,
+    steps=4,
+    batch=2,
+    channels=8,
+    dim=32,
+    heads=2,
+    layers=1,
+    ffn=32,
+    save_every=2,
+    clip_shares=[1.0],
 )
 
 

@@ -32,6 +32,8 @@ from pipeline.worlds.mini.pretrain import (
 from pipeline.worlds.mini.renderer import MiniScene, render, start_poses
 
 TINY = PretrainConfig(
+    horizon=0,
+    anneal=0,
     seed=1,
     steps=6,
     batch=2,
