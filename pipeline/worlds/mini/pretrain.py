@@ -200,6 +200,9 @@ def training_loss(
     return (v.float() - (noise - x0))[:, :, first:].square().mean()
 
 
+SCHEDULE = ("steps", "horizon", "anneal", "save_every")  # what a training that goes on may change
+
+
 def is_finished(config: PretrainConfig, folder: Path) -> bool:
     """Whether `folder` holds the base that these parameters end with; the state of its training may be gone.
 
@@ -254,7 +257,12 @@ def pretrain(
         )
     optimizers = make_optimizers(model, config)
     ema = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    start = _resume(state_path, config, model, ema, optimizers) if state_path.exists() else 0
+    start, legs = 0, []
+    if state_path.exists():
+        start, legs = _resume(state_path, config, model, ema, optimizers)
+    schedule = {key: getattr(config, key) for key in SCHEDULE}
+    if not legs or {key: legs[-1][key] for key in SCHEDULE} != schedule:
+        legs = [*legs, {"from_step": start, **schedule}]
     log = log_path.read_text().splitlines()[:start] if start else []
     if compiled:
         for block in model.blocks:
@@ -283,13 +291,14 @@ def pretrain(
         on_step(step, loss.item())
         if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
             log_path.write_text("\n".join(log) + "\n")
-            _save(folder, state_path, config, model, ema, optimizers, step + 1)
+            _save(folder, state_path, config, legs, model, ema, optimizers, step + 1)
 
 
 def _save(
     folder: Path,
     path: Path,
     config: PretrainConfig,
+    legs: list[dict],
     model: WorldPlayWan,
     ema: dict,
     optimizers: list,
@@ -304,7 +313,7 @@ def _save(
         for name, parameter in model.named_parameters():
             parameter.copy_(live[name])
     (folder / "pretrain.json").write_text(
-        json.dumps({"step": step, "config": config.model_dump()}, indent=1) + "\n"
+        json.dumps({"step": step, "config": config.model_dump(), "legs": legs}, indent=1) + "\n"
     )
     tensors = {f"live.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     tensors |= {f"ema.{name}": value for name, value in ema.items()}
@@ -315,12 +324,15 @@ def _save(
     save_file(
         {k: v.contiguous() for k, v in tensors.items()},
         temporary,
-        metadata={"step": str(step), "config": config.model_dump_json()},
+        metadata={"step": str(step), "config": config.model_dump_json(), "legs": json.dumps(legs)},
     )
     temporary.replace(path)
 
 
-def _resume(path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, optimizers: list) -> int:
+def _resume(
+    path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, optimizers: list
+) -> tuple[int, list[dict]]:
+    """Load the state; the step it is at and the legs of its training: from which step which schedule held."""
     try:
         with safe_open(path, "pt") as handle:
             metadata = handle.metadata()
@@ -329,9 +341,16 @@ def _resume(path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, 
         raise CheckpointError(
             f"{path}: cannot be read ({error}); delete it to start the training again"
         ) from error
-    if json.loads(metadata["config"]) != json.loads(config.model_dump_json()):
+    was, now = json.loads(metadata["config"]), json.loads(config.model_dump_json())
+    other = sorted(key for key in now if key not in SCHEDULE and was.get(key) != now[key])
+    if other:
         raise CheckpointError(
-            f"{path}: was made with other pretrain parameters; choose another folder or restore them"
+            f"{path}: was made with other pretrain parameters ({', '.join(other)}); choose another folder or "
+            f"restore them (only {', '.join(SCHEDULE)} may change, to train on for longer)"
+        )
+    if int(metadata["step"]) > config.steps:
+        raise CheckpointError(
+            f"{path}: is at step {metadata['step']}, past pretrain.steps = {config.steps}; raise pretrain.steps"
         )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -344,4 +363,5 @@ def _resume(path: Path, config: PretrainConfig, model: WorldPlayWan, ema: dict, 
                 index, field = key.split(".")[2:]
                 state.setdefault(int(index), {})[field] = value
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    return int(metadata["step"])
+    first_leg = [{"from_step": 0, **{key: was.get(key) for key in SCHEDULE}}]
+    return int(metadata["step"]), json.loads(metadata["legs"]) if "legs" in metadata else first_leg
