@@ -23,6 +23,7 @@ CORE = (
     ("zarr", "zarr", "stores"),
     ("google-crc32c", "google_crc32c", "marks of finished groups"),
     ("numpy", "numpy", "everything"),
+    ("opencv-python-headless", "cv2", "the embedded tracker of closure rewards"),
     ("pydantic", "pydantic", "params.yaml"),
     ("ruamel.yaml", "ruamel.yaml", "params.yaml"),
     ("typer", "typer", "the command line"),
