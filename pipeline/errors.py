@@ -65,6 +65,10 @@ class DependencyError(WcpipeError):
     exit_code = 10
 
 
+class ScorerUnavailable(DependencyError):
+    """A scorer's environment or worker process cannot be used at all: no fault of any clip, so the stage stops."""
+
+
 class Interrupted(WcpipeError):
     """A signal asked to stop; the stage ended at an item's end and can be resumed (EX_TEMPFAIL)."""
 
