@@ -7,10 +7,12 @@ from pydantic import BaseModel
 
 from pipeline.errors import ConfigError
 from pipeline.rewards.action import ACTION_FINE, ACTION_JOINT
-from pipeline.rewards.base import RawScores, Reward, RewardContext, RewardValues
+from pipeline.rewards.base import ABSENT, RawScores, Reward, RewardContext, RewardValues
+from pipeline.rewards.cycle import CLOSURE_REWARDS
 from pipeline.rewards.quality import QUALITY, QUALITY_DRIFT
 
 __all__ = [
+    "ABSENT",
     "REWARDS",
     "RawScores",
     "Reward",
@@ -23,7 +25,9 @@ __all__ = [
     "settings",
 ]
 
-REWARDS: dict[str, Reward] = {r.name: r for r in (ACTION_FINE, ACTION_JOINT, QUALITY, QUALITY_DRIFT)}
+REWARDS: dict[str, Reward] = {
+    r.name: r for r in (ACTION_FINE, ACTION_JOINT, QUALITY, QUALITY_DRIFT, *CLOSURE_REWARDS)
+}
 
 
 def register(reward: Reward) -> Reward:

@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.camera import StepSize
+from pipeline.pairs import FramePairs
 
 FloatArray = NDArray[np.float64]
+# Begins the reason of a value that is not there because there is nothing to measure (a temporal reward of a single
+# cycle): that is no failure of a scorer, and does not count as a missing score.
+ABSENT = "does not apply: "
 
 
 class NoConfig(BaseModel):
@@ -29,13 +33,22 @@ class RewardContext:
 
     `labels_F` commanded label of each scored frame, 0 for the first; `stride` frames a latent; `step` the motion of one
     action; `scale` world units per unit of the pose estimator, fitted once a scene from its first frame on (1: the
-    estimator measures in world units; NaN: it could not be fitted).
+    estimator measures in world units; NaN: it could not be fitted). `c2w_T44` commanded poses of the scored latents.
+
+    Of words that close: `pairs` of frames that must look alike, `shared_frames` how many frames of the video all
+    candidates have in common, `size_HW` of the frames, `progress` the share of the run's optimizer updates that were
+    made before this epoch (0 where nobody asked).
     """
 
     labels_F: NDArray[np.int64]
     stride: int
     step: StepSize
     scale: float = 1.0
+    c2w_T44: FloatArray | None = None
+    pairs: FramePairs | None = None
+    shared_frames: int = 1
+    size_HW: tuple[int, int] = (0, 0)
+    progress: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ d is in half perimeters: pixels / (height + width). Unrelated points give about 
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -52,16 +52,29 @@ class DiscrepancyConfig(BaseModel):
         gt=0,
         description="smallest structure-tensor eigenvalue of a cell (grey 0 to 1, mean over the cell)",
     )
+    texture_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="an earlier frame with fewer textured cells than this share of the first frame's pays for the rest",
+    )
+    confidence: float = Field(
+        0.5, ge=0, le=1, description="a point of which the tracker itself is less sure counts as lost"
+    )
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """One comparison: `d` (never NaN), the points chosen and followed, and whether it failed as a whole."""
+    """One comparison: `d` (never NaN), the points chosen and followed, and whether it failed as a whole.
+
+    `points` of the chosen ones really have texture in the earlier frame; the others are the shortage against the first.
+    """
 
     d: float
     chosen: int
     followed: int
     failed: bool
+    points: int = field(default=0, compare=False)
 
     @property
     def coverage(self) -> float:
@@ -69,11 +82,17 @@ class Discrepancy:
         return self.followed / self.chosen if self.chosen else 0.0
 
 
-def textured_points(frame_HW: npt.ArrayLike, config: DiscrepancyConfig, cell: int = 4) -> FloatArray:
-    """Centres (N, 2) x, y in pixels of the cells of the *earlier* frame that have texture in both directions.
+def grid_cell(size_HW: tuple[int, int]) -> int:
+    """Side of a grid cell in pixels: a 32nd of the longer side, so that the number of points hardly depends on the
+    size of the frames, and at least 4.
+    """
+    return max(4, round(max(size_HW) / 32))
 
-    `frame_HW` is grey in 0..1 (DataError otherwise). Texture is the smaller eigenvalue of the mean structure tensor: an
-    edge alone does not count, since a point slides along it. N may be 0.
+
+def cell_texture(frame_HW: npt.ArrayLike, cell: int = 4) -> FloatArray:
+    """Texture of each cell, (rows, columns): the smaller eigenvalue of the mean structure tensor.
+
+    `frame_HW` is grey in 0..1 (DataError otherwise). An edge alone does not count, since a point slides along it.
     """
     frame = np.asarray(frame_HW, dtype=np.float64)
     if frame.ndim != 2 or min(frame.shape) < max(2, cell) or cell < 2:
@@ -88,8 +107,15 @@ def textured_points(frame_HW: npt.ArrayLike, config: DiscrepancyConfig, cell: in
         return np.asarray(cells.mean(axis=(1, 3)), dtype=np.float64)
 
     xx, yy, xy = mean(right * right), mean(down * down), mean(right * down)
-    smaller = (xx + yy) / 2 - np.hypot((xx - yy) / 2, xy)
-    row, column = np.nonzero(smaller >= config.texture)
+    return np.asarray((xx + yy) / 2 - np.hypot((xx - yy) / 2, xy))
+
+
+def textured_points(frame_HW: npt.ArrayLike, config: DiscrepancyConfig, cell: int = 4) -> FloatArray:
+    """Centres (N, 2) x, y in pixels of the cells of the *earlier* frame that have texture in both directions.
+
+    Raises DataError as `cell_texture` does. N may be 0.
+    """
+    row, column = np.nonzero(cell_texture(frame_HW, cell) >= config.texture)
     centres = np.stack([column, row], axis=1).astype(np.float64)
     return centres * cell + (cell - 1) / 2
 
@@ -120,11 +146,13 @@ def discrepancy(
     followed_N: npt.ArrayLike,
     size_HW: tuple[int, int],
     config: DiscrepancyConfig,
+    least_chosen: int = 0,
 ) -> Discrepancy:
     """d of one direction: positions (x, y pixels) of all chosen points in the earlier and the later frame.
 
-    d = c * mean(min(shift / (H + W), d_fail)) + (1 - c) * d_fail, with c the share of points followed. DataError if the
-    numbers of points differ; a position that is not finite is a lost point.
+    d = c * mean(min(shift / (H + W), d_fail)) + (1 - c) * d_fail, with c the share of points followed. Fewer chosen
+    points than `least_chosen` count as that many, the shortage as lost: an earlier frame that lost its texture hides
+    nothing. DataError if the numbers of points differ; a position that is not finite is a lost point.
     """
     start, end = _points(start_N2), _points(end_N2)
     followed = np.asarray(followed_N, dtype=bool)
@@ -136,13 +164,52 @@ def discrepancy(
     if height < 1 or width < 1:
         raise DataError(f"a frame of {height} x {width} pixels: give its height and width")
     followed = followed & np.isfinite(start).all(axis=1) & np.isfinite(end).all(axis=1)
-    chosen, count = len(start), int(followed.sum())
+    chosen, count = max(len(start), least_chosen), int(followed.sum())
     if count < config.min_points or count < config.min_coverage * chosen:
-        return Discrepancy(config.d_fail, chosen, count, True)
+        return Discrepancy(config.d_fail, chosen, count, True, len(start))
     shift = np.hypot(*(end[followed] - start[followed]).T) / (height + width)
     coverage = count / chosen
     mean = float(np.minimum(shift, config.d_fail).mean())
-    return Discrepancy(coverage * mean + (1 - coverage) * config.d_fail, chosen, count, False)
+    d = coverage * mean + (1 - coverage) * config.d_fail
+    return Discrepancy(d, chosen, count, False, len(start))
+
+
+def pair_discrepancies(
+    tracks: Mapping[str, npt.ArrayLike],
+    first_texture_N: npt.ArrayLike,
+    size_HW: tuple[int, int],
+    config: DiscrepancyConfig,
+) -> list[Discrepancy]:
+    """One symmetric d for each of Q tracked pairs. `tracks` holds what `scorers/tracks.py: PairTracks` describes:
+    shift, back, colour, confidence (Q, 2, N) and texture (Q, N).
+    """
+    names = ("shift", "back", "colour", "confidence")
+    shift, back, colour, confidence = (np.asarray(tracks[name], np.float64) for name in names)
+    texture_QN = np.asarray(tracks["texture"], np.float64)
+    usual = int((np.asarray(first_texture_N) >= config.texture).sum())
+    least = math.ceil(config.texture_share * usual)
+    found = []
+    for q in range(len(shift)):
+        chosen = texture_QN[q] >= config.texture
+        zeros = np.zeros((int(chosen.sum()), 2))
+        both = []
+        for way in range(2):
+            gone, error = (np.stack([a[q, way, chosen], zeros[:, 0]], axis=1) for a in (shift, back))
+            kept = followed_points(zeros, error, config, colour[q, way, chosen])
+            kept &= confidence[q, way, chosen] >= config.confidence
+            both.append(discrepancy(zeros, gone, kept, size_HW, config, least))
+        found.append(symmetric(*both))
+    return found
+
+
+def published_d(tracks: Mapping[str, npt.ArrayLike], q: int, size_HW: tuple[int, int]) -> float:
+    """d of one pair as published: the mean over the points that survived, whatever is left of them; NaN without any.
+
+    For tables that show what it rewards. Survivors are points that came back within 1.5 pixels; one direction.
+    """
+    shift, back = (np.asarray(tracks[name], np.float64)[q, 0] for name in ("shift", "back"))
+    kept = back <= 1.5
+    return float(shift[kept].mean() / sum(size_HW)) if kept.any() else math.nan
 
 
 def symmetric(there: Discrepancy, back: Discrepancy) -> Discrepancy:
@@ -152,6 +219,7 @@ def symmetric(there: Discrepancy, back: Discrepancy) -> Discrepancy:
         there.chosen + back.chosen,
         there.followed + back.followed,
         there.failed or back.failed,
+        there.points + back.points,
     )
 
 
