@@ -7,11 +7,10 @@ fire): "text" -> text cache, "context" -> context cache, "velocity". Added weigh
 projection a block for the camera branch (`attn.to_out_prope`).
 
 Two savings with the same numbers: modulation is computed once a frame, not once a token, and the context cache keeps
-plain keys and values, which each forward turns for both branches: half the memory (13.8 GB and not 27.6 at full size).
+plain keys and values (attention.RawContext): half the memory, 13.8 GB and not 27.6 at full size.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -23,7 +22,16 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import (
 )
 from torch import nn
 
-from pipeline.worlds.attention import Geometry, KeyValue, attend, rotate, split_heads, stack_branches
+from pipeline.worlds.attention import (
+    Geometry,
+    KeyValue,
+    RawContext,
+    attend,
+    rotate,
+    split_heads,
+    stack_branches,
+    turned,
+)
 from pipeline.worlds.base import ContextCache
 from pipeline.worlds.prope import camera_transforms, transform
 
@@ -45,25 +53,6 @@ class HunyuanText(NamedTuple):
     byt5_BLD: torch.Tensor | None = None
     byt5_mask_BL: torch.Tensor | None = None
     vision_BLD: torch.Tensor | None = None
-
-
-@dataclass
-class RawContext(ContextCache):
-    """Context keys and values before any rotation, [B, T, tokens of a latent, D], and where their cameras stood.
-
-    RoPE time of its first latent is `start`. Moving to a narrower dtype leaves the cameras in fp32.
-    """
-
-    w2c_BT44: torch.Tensor
-    K_BT33: torch.Tensor
-    start: int = 0
-
-    def to(self, *args: Any, **kwargs: Any) -> "RawContext":
-        moved = super().to(*args, **kwargs)
-        assert isinstance(moved, RawContext)
-        device = moved.layers[0][0].device
-        moved.w2c_BT44, moved.K_BT33 = self.w2c_BT44.to(device), self.K_BT33.to(device)
-        return moved
 
 
 class WorldPlayHunyuanBlock(HunyuanVideo15TransformerBlock):
@@ -135,10 +124,10 @@ class WorldPlayHunyuanBlock(HunyuanVideo15TransformerBlock):
         query = stack_branches(
             rotate(query, geometry.rotation), transform(query, geometry.cameras.query), heads, value.dtype
         )
-        sources = [_turned(key, value, geometry, heads)]
+        sources = [turned(key, value, geometry, heads)]
         if context is not None:
             past_key, past_value, past_geometry = context
-            sources.insert(0, _turned(past_key.to(key.dtype), past_value.to(key.dtype), past_geometry, heads))
+            sources.insert(0, turned(past_key.to(key.dtype), past_value.to(key.dtype), past_geometry, heads))
         # text has no camera and no time: both branches see the same keys
         sources.insert(0, (torch.cat((text[0],) * 2, dim=1), torch.cat((text[1],) * 2, dim=1)))
         batch = len(x_BTLD)
@@ -368,10 +357,3 @@ def _modulated(norm: nn.Module, x: torch.Tensor, shift: torch.Tensor, scale: tor
 def _head_norm(norm: nn.Module, x: torch.Tensor, heads: int) -> torch.Tensor:
     """RMS norm over each head's channels, shape kept."""
     return norm(x.unflatten(-1, (heads, -1))).flatten(-2)
-
-
-def _turned(key_BTLD: torch.Tensor, value_BTLD: torch.Tensor, geometry: Geometry, heads: int) -> KeyValue:
-    """Plain keys and values -> those of both branches, [B, 2 heads, T*L, head_dim]."""
-    inverse, dtype = geometry.cameras.key_value, value_BTLD.dtype
-    keys = stack_branches(rotate(key_BTLD, geometry.rotation), transform(key_BTLD, inverse), heads, dtype)
-    return keys, stack_branches(value_BTLD, transform(value_BTLD, inverse), heads, dtype)

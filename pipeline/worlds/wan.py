@@ -5,8 +5,9 @@ embedding of a frame, and a second self-attention branch on the same q, k, v, in
 of 3D RoPE. Every other weight keeps its stock name, so published and stock checkpoints load strictly.
 
 Why an own block forward: the stock one modulates per token, has no cache and one branch. Here modulation is computed
-once a frame and broadcast; both branches run as one attention call with twice the heads; a context pass keeps what the
-last block attends to and skips the rest of it. `forward` is the only entry, so that FSDP and checkpoint hooks fire.
+once a frame and broadcast; both branches run as one attention call with twice the heads; a context pass keeps plain
+keys and values (attention.RawContext) and skips the rest of the last block. `forward` is the only entry, so that FSDP
+and checkpoint hooks fire.
 """
 
 from typing import Any, ClassVar, Literal
@@ -21,11 +22,7 @@ from diffusers.models.transformers.transformer_wan import (
 )
 from torch import nn
 
-from pipeline.worlds.attention import Geometry, KeyValue
-from pipeline.worlds.attention import attend as _attend
-from pipeline.worlds.attention import rotate as _rotate
-from pipeline.worlds.attention import stack_branches as _branches
-from pipeline.worlds.base import ContextCache
+from pipeline.worlds.attention import Geometry, KeyValue, RawContext, attend, rotate, stack_branches, turned
 from pipeline.worlds.prope import camera_transforms, transform
 
 
@@ -44,17 +41,18 @@ class WorldPlayBlock(WanTransformerBlock):
         text_BSD: torch.Tensor,
         modulation_BT6D: torch.Tensor,
         geometry: Geometry,
-        context: KeyValue | None,
+        context: tuple[torch.Tensor, torch.Tensor, Geometry] | None,
         only_keys: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return (x, keys, values), the latter [B, 2 heads, tokens, head_dim] of x alone, without the context's.
+        """Return (x, keys, values), the latter [B, T, L, D] of x alone (without the context's), before any rotation.
 
-        With `only_keys` x is returned unchanged: the last block of a context pass.
+        `context` is keys and values as returned by an earlier pass, with their own geometry. With `only_keys` x is
+        returned unchanged: the last block of a context pass.
         """
         parts = (self.scale_shift_table.float() + modulation_BT6D.float()).unsqueeze(3).unbind(2)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
         h = (self.norm1(x_BTLD.float()) * (1 + scale1) + shift1).type_as(x_BTLD)
-        key, value = _keys_values(self.attn1, h, geometry)
+        key, value = _normed(self.attn1.norm_k, self.attn1.to_k(h)), self.attn1.to_v(h)
         if only_keys:
             return x_BTLD, key, value
         attended = _self_attention(self.attn1, h, geometry, key, value, context)
@@ -132,9 +130,9 @@ class WorldPlayWan(WanTransformer3DModel):
         K_BT33: torch.Tensor,
         text_BLD: torch.Tensor,
         rope_start: int = 0,
-        context: ContextCache | None = None,
+        context: RawContext | None = None,
     ) -> Any:
-        """Velocity of a noisy clip (mode "velocity", [B, C, T, H, W]) or cache of clean history (mode "context").
+        """Velocity of a noisy clip (mode "velocity", [B, C, T, H, W]) or RawContext of clean history (mode "context").
 
         Every argument but the latents may have batch 1 and is then shared, including the context. `timestep_BT` is
         0..1000, one a latent; `w2c` is relative to frame 0, in units of the world; `K` is normalised by the image size.
@@ -157,21 +155,29 @@ class WorldPlayWan(WanTransformer3DModel):
             self._rotation(rope_start, T, rows, columns),
             camera_transforms(w2c_BT44, K_BT33, self.config.attention_head_dim),
         )
-        if context is not None and len(context.layers) != len(self.blocks):
-            raise ValueError(f"the context has {len(context.layers)} layers, the model {len(self.blocks)}")
+        past = None
+        if context is not None:
+            if len(context.layers) != len(self.blocks):
+                raise ValueError(
+                    f"the context has {len(context.layers)} layers, the model {len(self.blocks)}"
+                )
+            past = Geometry(
+                self._rotation(context.start, context.frames, rows, columns),
+                camera_transforms(context.w2c_BT44, context.K_BT33, self.config.attention_head_dim),
+            )
         kept: list[KeyValue] = []
         checkpoint = self.gradient_checkpointing and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
             only_keys = mode == "context" and index == len(self.blocks) - 1
-            past = None if context is None else context.layers[index]
-            arguments = (x, text, modulation_BT6D, geometry, past, only_keys)
+            remembered = None if context is None or past is None else (*context.layers[index], past)
+            arguments = (x, text, modulation_BT6D, geometry, remembered, only_keys)
             x, key, value = (
                 self._gradient_checkpointing_func(block, *arguments) if checkpoint else block(*arguments)
             )
             if mode == "context":
                 kept.append((key, value))
         if mode == "context":
-            return ContextCache(layers=kept, frames=T)
+            return RawContext(layers=kept, frames=T, w2c_BT44=w2c_BT44, K_BT33=K_BT33, start=rope_start)
         shift, scale = (self.scale_shift_table + temb_BTD.unsqueeze(2)).unsqueeze(3).unbind(2)
         x = self.proj_out((self.norm_out(x.float()) * (1 + scale) + shift).type_as(x))
         x = x.view(B, T, rows, columns, p_h, p_w, -1).permute(0, 6, 1, 2, 4, 3, 5)
@@ -225,32 +231,26 @@ def _normed(norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     return norm(x.to(norm.weight.dtype))
 
 
-def _keys_values(attn: WanAttention, h_BTLD: torch.Tensor, geometry: Geometry) -> KeyValue:
-    key = _normed(attn.norm_k, attn.to_k(h_BTLD))
-    value = attn.to_v(h_BTLD)
-    dtype = value.dtype
-    inverse = geometry.cameras.key_value
-    keys = _branches(_rotate(key, geometry.rotation), transform(key, inverse), attn.heads, dtype)
-    return keys, _branches(value, transform(value, inverse), attn.heads, dtype)
-
-
 def _self_attention(
     attn: WanAttention,
     h_BTLD: torch.Tensor,
     geometry: Geometry,
     key: torch.Tensor,
     value: torch.Tensor,
-    context: KeyValue | None,
+    context: tuple[torch.Tensor, torch.Tensor, Geometry] | None,
 ) -> torch.Tensor:
     """Both branches over context and clip together (no mask inside), projected and summed: [B, T, L, D]."""
     query = _normed(attn.norm_q, attn.to_q(h_BTLD))
-    query = _branches(
-        _rotate(query, geometry.rotation), transform(query, geometry.cameras.query), attn.heads, value.dtype
+    query = stack_branches(
+        rotate(query, geometry.rotation), transform(query, geometry.cameras.query), attn.heads, value.dtype
     )
+    key, value = turned(key, value, geometry, attn.heads)
     if context is not None:
-        past_key, past_value = (past.to(key.dtype).expand(key.shape[0], -1, -1, -1) for past in context)
+        past_key, past_value, past_geometry = context
+        past = turned(past_key, past_value.to(value.dtype), past_geometry, attn.heads)
+        past_key, past_value = (part.expand(key.shape[0], -1, -1, -1) for part in past)
         key, value = torch.cat((past_key, key), dim=2), torch.cat((past_value, value), dim=2)
-    out = _attend(query, key, value)
+    out = attend(query, key, value)
     rotary, projective = (part.transpose(1, 2).reshape(h_BTLD.shape) for part in out.chunk(2, dim=1))
     projective = transform(projective, geometry.cameras.output).to(out.dtype)
     return attn.to_out[0](rotary) + attn.to_out_prope[0](projective)
@@ -265,4 +265,4 @@ def _cross_attention(attn: WanAttention, h_BTLD: torch.Tensor, text_BSD: torch.T
         part.to(value.dtype).unflatten(-1, (attn.heads, -1)).transpose(1, 2) for part in (query, key, value)
     )
     key, value = (part.expand(query.shape[0], -1, -1, -1) for part in (key, value))
-    return attn.to_out[0](_attend(query, key, value).transpose(1, 2).reshape(h_BTLD.shape))
+    return attn.to_out[0](attend(query, key, value).transpose(1, 2).reshape(h_BTLD.shape))

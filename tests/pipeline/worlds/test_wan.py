@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
-from pipeline.worlds import wan
-from pipeline.worlds.base import ContextCache
+from pipeline.worlds import attention, wan
+from pipeline.worlds.attention import Geometry, RawContext, turned
 from pipeline.worlds.prope import camera_transforms, transform
 from pipeline.worlds.wan import WorldPlayWan
 from tests.golden.fill import fill_parameters, poses, wave
@@ -68,13 +69,13 @@ def first(model: WorldPlayWan, **change: Any) -> torch.Tensor:
         return call(model, "velocity", slice(0, 4), FIRST_T, **change)
 
 
-def history(model: WorldPlayWan, timestep: float = 14.0, **change: Any) -> ContextCache:
+def history(model: WorldPlayWan, timestep: float = 14.0, **change: Any) -> RawContext:
     with torch.no_grad():
         return call(model, "context", slice(0, 4), torch.full((1, 4), timestep), **change)
 
 
 def second(
-    model: WorldPlayWan, context: ContextCache | None, rope_start: int = 4, **change: Any
+    model: WorldPlayWan, context: RawContext | None, rope_start: int = 4, **change: Any
 ) -> torch.Tensor:
     with torch.no_grad():
         at, t = slice(4, 8), torch.full((1, 4), 960.0)
@@ -146,7 +147,8 @@ def test_without_the_additions_it_is_the_stock_network_exactly(
     with torch.no_grad():
         expected = stock(LATENTS[:, :, :4], per_token, TEXT, return_dict=False)[0]
     assert gap(first(plain), expected) < 5e-6
-    monkeypatch.setattr(wan, "_rotate", _rotate_with_sines)
+    for module in (attention, wan):
+        monkeypatch.setattr(module, "rotate", _rotate_with_sines)
     assert gap(first(plain), expected) == 0.0
 
 
@@ -208,7 +210,7 @@ def test_cache_equals_one_masked_pass(model: WorldPlayWan, monkeypatch: pytest.M
     mask[:context, context:] = False
     monkeypatch.setattr(
         wan,
-        "_attend",
+        "attend",
         lambda q, k, v: F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask if k.shape[2] == tokens else None
         ),
@@ -217,6 +219,38 @@ def test_cache_equals_one_masked_pass(model: WorldPlayWan, monkeypatch: pytest.M
     with torch.no_grad():
         packed = call(model, "velocity", slice(0, 8), timestep)
     assert gap(packed[:, :, 4:], cached) < 1e-5
+
+
+def test_plain_context_equals_one_turned_beforehand_in_half_the_memory(
+    model: WorldPlayWan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of both branches kept by the context pass (as the reference keeps them) give the same clip."""
+    context = history(model)
+    expected = second(model, context)
+    geometry = Geometry(model._rotation(0, 4, 2, 3), camera_transforms(W2C[:, :4], K[:, :4], 24))
+    kept = {pair[0].data_ptr(): turned(*pair, geometry, 2) for pair in context.layers}
+    turns = []
+
+    def once(key: torch.Tensor, value: torch.Tensor, *where: Any) -> Any:
+        turns.append(key.data_ptr() in kept)
+        return kept[key.data_ptr()] if key.data_ptr() in kept else turned(key, value, *where)
+
+    monkeypatch.setattr(wan, "turned", once)
+    assert torch.equal(second(model, context), expected)
+    assert turns == [False, True] * 2  # each layer: its own clip, then the context
+    plain = sum(t.numel() for pair in context.layers for t in pair)
+    assert 2 * plain == sum(t.numel() for pair in kept.values() for t in pair)
+
+
+def test_context_remembers_where_it_stood(model: WorldPlayWan, golden: dict[str, torch.Tensor]) -> None:
+    """It is turned by its own RoPE times and cameras, whatever those of the clip are; `to` leaves cameras in fp32."""
+    context = history(model)
+    for change in ({"start": 1}, {"w2c_BT44": W2C[:, 4:]}, {"K_BT33": K[:, :4] * 1.5}):
+        assert gap(second(model, replace(context, **change)), golden["chunk1"]) > 1e-2, change
+    narrow = context.to(torch.bfloat16)
+    assert isinstance(narrow, RawContext)
+    assert narrow.w2c_BT44.dtype == narrow.K_BT33.dtype == torch.float32
+    assert gap(second(model, narrow), golden["chunk1"]) < 0.1
 
 
 def test_only_relative_cameras_matter(model: WorldPlayWan) -> None:
@@ -268,7 +302,7 @@ def test_wrong_calls_are_named(model: WorldPlayWan) -> None:
     with pytest.raises(ValueError, match="mode"):
         call(model, "forward", slice(0, 4), FIRST_T)
     with pytest.raises(ValueError, match="layers"):
-        second(model, ContextCache(layers=history(model).layers[:1], frames=4))
+        second(model, replace(history(model), layers=history(model).layers[:1]))
     with pytest.raises(ValueError, match="rope_max_seq_len"):
         second(model, history(model), rope_start=61)
     with pytest.raises(ValueError, match="patches"):
