@@ -17,13 +17,24 @@ if TYPE_CHECKING:
     from pipeline.worlds.base import ClipCondition, Scene, WorldSpec
 
 
-def prefix_arrays(spec: WorldSpec, clip: int, text_shape: tuple[int, ...], latents: str) -> list[ArraySpec]:
-    """Arrays of `prefixes.zarr` for target clip `clip` (from 1).
+FIRST_LATENT = "first_latent"
+
+
+def scene_tensors(scene: Scene, spec: WorldSpec) -> dict[str, torch.Tensor]:
+    """What of a scene is stored with its group besides the history: text, extras, negative; see `prefix_arrays`."""
+    own = {FIRST_LATENT: scene.first_latent_CHW.float()} if spec.condition_latent else {}
+    return own | scene.tensors()
+
+
+def prefix_arrays(spec: WorldSpec, clip: int, scene: Scene, latents: str) -> list[ArraySpec]:
+    """Arrays of `prefixes.zarr` for target clip `clip` (from 1); all scenes of a store have the shapes of `scene`.
 
     latents       [C, T, h, w], T = max(1, 4(clip-1)); latent 0 is the conditioning latent
     frames        the prefix decoded, uint8 [1 + stride (T-1), H, W, 3]
     first_frame   the true first frame, uint8 [H, W, 3]
-    text          float32 [L, D]
+    text          [L, D]
+    extra.<name>  further embeddings of the scene, and negative.text, negative.extra.<name> where it is guided
+    first_latent  float32 [C, h, w], where it is not latent 0 of the video (8B)
     labels, c2w   of all 4 clip latents, target included: int64 [T'], float64 [T', 4, 4], camera-to-world
     K             normalised intrinsics, float64 [3, 3]
     """
@@ -34,7 +45,10 @@ def prefix_arrays(spec: WorldSpec, clip: int, text_shape: tuple[int, ...], laten
         ArraySpec("latents", (channels, past, height, width), latents),
         ArraySpec("frames", (frames_of_latents(past, spec.stride), *spec.frame_size, 3), "uint8"),
         ArraySpec("first_frame", (*spec.frame_size, 3), "uint8"),
-        ArraySpec("text", text_shape, "float32"),
+        *(
+            ArraySpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in scene_tensors(scene, spec).items()
+        ),
         ArraySpec("labels", (total,), "int64"),
         ArraySpec("c2w", (total, 4, 4), "float64"),
         ArraySpec("K", (3, 3), "float64"),
@@ -75,8 +89,10 @@ def read_past(store: GroupStore, index: int) -> Past:
     record = store.record(index)
     latents_CTHW = store.read_tensor(index, "latents").float()
     labels_T, c2w_T44 = store.read(index, "labels"), store.read(index, "c2w")
+    parts = ("text", "extra.", "negative.", FIRST_LATENT)
+    stored = {name: store.read_tensor(index, name) for name in store.specs if name.startswith(parts)}
     return Past(
-        scene=Scene(latents_CTHW[:, 0], store.read_tensor(index, "text"), record["scene"]),
+        scene=Scene.from_tensors(stored, stored.get(FIRST_LATENT, latents_CTHW[:, 0]), record["scene"]),
         latents_CTHW=latents_CTHW,
         labels_T=labels_T,
         c2w_T44=c2w_T44,

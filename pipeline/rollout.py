@@ -21,7 +21,8 @@ from pipeline import flow
 from pipeline.actions import format_word
 from pipeline.camera import clip_latents
 from pipeline.digests import SHORT, digest_of
-from pipeline.worlds.base import ClipCondition, ContextCache, Scene, WorldModel
+from pipeline.errors import DataError
+from pipeline.worlds.base import ClipCondition, ContextCache, Guidance, Scene, WorldModel
 
 
 def target_clip(epoch: int, n_min: int, n_max: int) -> int:
@@ -36,12 +37,13 @@ def group_key(scene: str, labels_T: NDArray[np.int64], clip: int, policy: str) -
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a group is sampled: the sampler's levels and the keys of its noise."""
+    """How a group is sampled: the sampler's levels, the keys of its noise, and the scale of guidance (1: none)."""
 
     steps: int
     shift: float
     seed: int
     epoch: int
+    cfg: float = 1.0
 
     def sigmas(self) -> torch.Tensor:
         return flow.sigmas(self.steps, self.shift)
@@ -73,6 +75,30 @@ def clip_context(
     return world.build_context(scene, history_CTHW, chosen, condition) if chosen else None
 
 
+def clip_guidance(
+    world: WorldModel,
+    scene: Scene,
+    history_CTHW: torch.Tensor,
+    condition: ClipCondition,
+    c2w_T44: NDArray[np.float64],
+    clip: int,
+    sampling: Sampling,
+) -> Guidance | None:
+    """What clip `clip` (from 1) is led away from: the negative text, with a context of its own; None without guidance.
+
+    Raises DataError when the scene holds no negative text.
+    """
+    if sampling.cfg == 1:
+        return None
+    if scene.negative is None:
+        raise DataError(
+            f"scene {scene.key}: has no negative text to be led away from; set sampler.cfg to 1, or take scenes of "
+            "`wcpipe encode`"
+        )
+    context = clip_context(world, scene.negative, history_CTHW, condition, c2w_T44, clip, sampling.seed)
+    return Guidance(sampling.cfg, scene.negative, context)
+
+
 def sample_prefix(
     world: WorldModel,
     scene: Scene,
@@ -84,7 +110,8 @@ def sample_prefix(
 ) -> torch.Tensor:
     """Latents of the clips before target clip `clips`, float32 [C, T, h, w] with T = max(1, 4(clips-1)).
 
-    Latent 0 is the scene's conditioning latent; for the first clip it is all there is. S forwards a clip.
+    Latent 0 is the scene's conditioning latent; for the first clip it is all there is. S forwards a clip, twice that
+    with guidance.
     """
     channels, height, width = world.spec.latent_shape
     latents = scene.first_latent_CHW[:, None].float()
@@ -92,8 +119,10 @@ def sample_prefix(
         at = clip_slice(world, clip)
         context = clip_context(world, scene, latents, condition, c2w_T44, clip, sampling.seed)
         shape = (1, channels, world.spec.clip_latents, height, width)
+        guidance = clip_guidance(world, scene, latents, condition, c2w_T44, clip, sampling)
         noise = sampling.noise(shape, key, 0, f"prefix/{clip}")
-        x0 = world.sample_clip(scene, context, condition.select(at), sampling.sigmas(), noise)[0].float()
+        sigmas = sampling.sigmas()
+        x0 = world.sample_clip(scene, context, condition.select(at), sigmas, noise, guidance)[0].float()
         latents = x0 if clip == 1 else torch.cat([latents, x0], dim=1)
     return latents
 
@@ -114,13 +143,14 @@ def sample_candidates(
     They differ in their initial noise alone, and candidate g starts from the same noise for any G and shard.
     """
     context = clip_context(world, scene, prefix_CTHW, condition, c2w_T44, clip, sampling.seed)
+    guidance = clip_guidance(world, scene, prefix_CTHW, condition, c2w_T44, clip, sampling)
     channels, height, width = world.spec.latent_shape
     shape = (channels, world.spec.clip_latents, height, width)
     noise = torch.stack(
         [sampling.noise(shape, key, candidate, "candidate") for candidate in range(candidates)]
     )
     at = condition.select(clip_slice(world, clip))
-    return world.sample_clip(scene, context, at, sampling.sigmas(), noise).float()
+    return world.sample_clip(scene, context, at, sampling.sigmas(), noise, guidance).float()
 
 
 def decode_prefix(world: WorldModel, prefix_CTHW: torch.Tensor) -> NDArray[np.uint8]:

@@ -31,10 +31,10 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     from pipeline import rollout
     from pipeline.actions import format_word
     from pipeline.config import epoch_number
-    from pipeline.groups import prefix_arrays
+    from pipeline.groups import prefix_arrays, scene_tensors
     from pipeline.stores import GroupStore, to_array
     from pipeline.worlds.base import ClipCondition
-    from pipeline.worlds.registry import make_prompts, open_policy, policy_digest
+    from pipeline.worlds.registry import make_prompts, open_policy, policy_digest, scene_of
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
     previous = need_policy(EpochPaths(root, params.previous(epoch)))
@@ -55,13 +55,11 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
         rollout.group_key(prompt.scene_key, labels_T, clip, policy)
         for prompt, labels_T in zip(prompts, labels_PT, strict=True)
     ]
-    text_shape = tuple(
-        world.encode_scene(prompts[0].first_frame_HW3, prompts[0].caption, keys[0]).text_LD.shape
-    )
+    example = scene_of(world, prompts[0])
     store = GroupStore.prepare(
         paths.prefixes,
         kind="prefixes",
-        arrays=prefix_arrays(world.spec, clip, text_shape, params.sampler.latents),
+        arrays=prefix_arrays(world.spec, clip, example, params.sampler.latents),
         keys=keys,
         inputs={
             "stage": "prefix",
@@ -78,7 +76,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
         prompt, labels_T = prompts[index], labels_PT[index]
         world.forwards.reset()
         with watch.time("model"):
-            scene = world.encode_scene(prompt.first_frame_HW3, prompt.caption, prompt.scene_key)
+            scene = scene_of(world, prompt)
             condition = ClipCondition.of(labels_T, prompt.c2w_T44, prompt.K_33)
             latents_CTHW = rollout.sample_prefix(
                 world, scene, condition, prompt.c2w_T44, clip, sampling, keys[index]
@@ -91,7 +89,10 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             "latents": stored,
             "frames": frames_FHW3,
             "first_frame": prompt.first_frame_HW3,
-            "text": to_array(scene.text_LD, "float32"),
+            **{
+                name: to_array(tensor, store.specs[name].dtype)
+                for name, tensor in scene_tensors(scene, world.spec).items()
+            },
             "labels": labels_T,
             "c2w": np.asarray(prompt.c2w_T44, np.float64),
             "K": np.asarray(prompt.K_33, np.float64),

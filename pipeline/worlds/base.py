@@ -5,7 +5,7 @@ prepares its arguments. Facts that hold for all worlds (spec worldplay 2, 6): a 
 the conditioning latent and 3 actions; poses are relative to frame 0; context is clean and shown at one small timestep.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +18,44 @@ from pipeline.errors import ConfigError
 
 @dataclass
 class Scene:
-    """What a video starts from: the clean first latent and the text, without batch axes. `key` names it in digests."""
+    """What a video starts from: the clean first latent and the text, without batch axes. `key` names it in digests.
+
+    `extras` are further embeddings by name, as their world reads them (8B: text_mask, byt5, byt5_mask, vision).
+    `negative` is the same scene under the text that guidance leads away from; None where nothing is guided.
+    """
 
     first_latent_CHW: torch.Tensor
     text_LD: torch.Tensor
     key: str
-    extras: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, torch.Tensor] = field(default_factory=dict)
+    negative: "Scene | None" = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Text and extras by the names that stores give them; `from_tensors` is the inverse."""
+        own = {"text": self.text_LD} | {f"extra.{name}": value for name, value in self.extras.items()}
+        if self.negative is None:
+            return own
+        return own | {f"negative.{name}": value for name, value in self.negative.tensors().items()}
+
+    @staticmethod
+    def from_tensors(
+        tensors: Mapping[str, torch.Tensor], first_latent_CHW: torch.Tensor, key: str
+    ) -> "Scene":
+        """A scene from `tensors()` and its first latent, which a negative shares. Other names are passed over."""
+
+        def of(prefix: str) -> "Scene":
+            extra = f"{prefix}extra."
+            return Scene(
+                first_latent_CHW,
+                tensors[f"{prefix}text"],
+                key,
+                {name[len(extra) :]: value for name, value in tensors.items() if name.startswith(extra)},
+            )
+
+        scene = of("")
+        if "negative.text" in tensors:
+            scene.negative = of("negative.")
+        return scene
 
 
 @dataclass
@@ -118,7 +150,8 @@ class WorldSpec:
     """Constants of a world: `latent_shape` is (C, h, w), `frame_size` (height, width) in pixels.
 
     `stride` is frames a latent; `steps` and `shift` are the sampler's defaults. `truncate_timestep`: the model is told
-    int(1000 sigma), as WorldCompass does.
+    int(1000 sigma), as WorldCompass does. `condition_latent`: a scene's first latent stands beside the video and is not
+    its latent 0, so it has to be kept beside the history.
     """
 
     latent_shape: tuple[int, int, int]
@@ -131,6 +164,16 @@ class WorldSpec:
     steps: int = 4
     shift: float = 8.0
     fps: int = 16
+    condition_latent: bool = False
+
+
+@dataclass
+class Guidance:
+    """Classifier-free guidance: v = v_negative + scale (v - v_negative), with the negative scene's own context."""
+
+    scale: float
+    scene: Scene
+    context: ContextCache | None
 
 
 @dataclass
@@ -161,15 +204,26 @@ class WorldModel(Protocol):
     forwards: ForwardCounter
 
     def encode_scene(self, frame_HW3: np.ndarray, text: Any, key: str) -> Scene:
-        """First frame (uint8) and text -> Scene."""
+        """First frame (uint8 [H, W, 3]) and its text -> Scene.
+
+        `text` is a caption, where the world has a text encoder, embeddings [L, D], or a mapping of embeddings: `text`
+        and the world's extras. Raises ValueError when the frame is not of the world's size or text cannot be encoded.
+        """
 
     def select_context(self, c2w_T44: np.ndarray, clip_index: int, seed: int = 0) -> list[int]:
-        """Indices of the history latents that clip `clip_index` (from 0) looks at; pure; empty for clip 0."""
+        """Indices of the history latents that clip `clip_index` (from 0) looks at; pure; empty for clip 0.
+
+        `c2w_T44` are the poses of at least all latents up to the end of that clip.
+        """
 
     def build_context(
         self, scene: Scene, latents_CTHW: torch.Tensor, indices: Sequence[int], condition: ClipCondition
     ) -> ContextCache | None:
-        """Cache of the chosen latents of the whole history (clean, no gradient); None if `indices` is empty."""
+        """Cache (batch 1) of the chosen history latents, clean, without gradient, at RoPE times 0, 1, ...
+
+        `latents_CTHW` is the history and `condition` belongs to the whole video: both are indexed by `indices`. None if
+        there are none.
+        """
 
     def velocity(
         self,
@@ -179,7 +233,10 @@ class WorldModel(Protocol):
         scene: Scene,
         context: ContextCache | None,
     ) -> torch.Tensor:
-        """noise - x0 predicted at noise level sigma, differentiable in the weights."""
+        """noise - x0 predicted at noise level sigma (a number or one a sample), fp32 [B, C, T, h, w].
+
+        Differentiable in the weights. `context` None means the first clip.
+        """
 
     def sample_clip(
         self,
@@ -188,8 +245,12 @@ class WorldModel(Protocol):
         clip: ClipCondition,
         sigmas: torch.Tensor,
         noise_BCTHW: torch.Tensor,
+        guidance: Guidance | None = None,
     ) -> torch.Tensor:
-        """Denoise all candidates of a clip together: x0 [B, C, T, h, w], float32, no gradient."""
+        """Denoise all candidates together along `sigmas` (from 1 to 0): x0, fp32 [B, C, T, h, w], no gradient.
+
+        With `guidance` every step costs two forwards.
+        """
 
     def loss_mask_T(self, clip_index: int) -> torch.Tensor:
         """bool [T]: latents that the clip generates (all but the conditioning latent of clip 0)."""

@@ -27,7 +27,10 @@ ADDED = ("action_embedder", "to_out_prope")
 
 
 def load_wan(
-    folder: Path | str, dtype: torch.dtype | None = None, device: str = "cpu", add_missing: bool = False
+    folder: Path | str,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    add_missing: bool = False,
 ) -> WorldPlayWan:
     """Load a WorldPlayWan in eval mode from a diffusers folder, strictly.
 
@@ -41,7 +44,10 @@ def load_wan(
 
 
 def load_hunyuan(
-    folder: Path | str, dtype: torch.dtype | None = None, device: str = "cpu", add_missing: bool = False
+    folder: Path | str,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    add_missing: bool = False,
 ) -> WorldPlayHunyuan:
     """As `load_wan`, for a WorldPlayHunyuan or (`add_missing`) a stock HunyuanVideo-1.5 folder."""
     # Imported here: a stage of the mini world or the 5B must not pay for it.
@@ -50,9 +56,20 @@ def load_hunyuan(
     return _load(WorldPlayHunyuan, Path(folder), dtype, add_missing).to(device).eval()
 
 
-def _load(kind: type[Any], folder: Path, dtype: torch.dtype | None, add_missing: bool) -> Any:
+def load_network(kind: type[Any], folder: Path | str, device: torch.device | str = "cpu") -> Any:
+    """Load any diffusers network (a frame codec) strictly, in eval mode, frozen, in the file's dtype."""
+    return _load(kind, Path(folder), None, False).to(device).eval().requires_grad_(False)
+
+
+def describe_network(kind: type[Any], folder: Path | str) -> Any:
+    """The network of a folder's config.json without memory: its shapes and its `config` with defaults filled in."""
+    options = read_config(Path(folder) / "config.json", kind)
     with torch.device("meta"):
-        model = kind(**read_config(folder / "config.json", kind))
+        return kind(**options)
+
+
+def _load(kind: type[Any], folder: Path, dtype: torch.dtype | None, add_missing: bool) -> Any:
+    model = describe_network(kind, folder)
     tensors = _tensors(folder)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing = [name for name in expected if name not in tensors]
@@ -87,10 +104,16 @@ def read_config(path: Path, kind: type[Any]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a model's configuration; copy the folder again")
     options = {key: value for key, value in content.items() if not key.startswith("_")}
-    known = set(inspect.signature(kind.__init__).parameters)
-    if unknown := sorted(set(options) - known):
+    known = inspect.signature(kind.__init__).parameters
+    if unknown := sorted(set(options) - set(known)):
         raise CheckpointError(f"{path}: unknown option {unknown[0]!r}; it is not that of a {kind.__name__}")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+    def typed(key: str, value: Any) -> Any:
+        """JSON has no tuples: a list becomes one unless the class asks for a list (diffusers adds lists to it)."""
+        wants_list = "list" in str(known[key].annotation).lower()
+        return tuple(value) if isinstance(value, list) and not wants_list else value
+
+    return {key: typed(key, value) for key, value in options.items()}
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:

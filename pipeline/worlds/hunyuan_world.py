@@ -11,7 +11,6 @@ other weights - swapped, averaged or stepped in the meantime - would go unnotice
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from pipeline import flow
@@ -30,17 +29,7 @@ class HunyuanWorld(WanWorld):
     ) -> None:
         super().__init__(model, codec, spec, None, autocast)
         self.text_passes = 0
-        self._text: tuple[Scene, ContextCache] | None = None
-
-    def encode_scene(self, frame_HW3: np.ndarray, text: Any, key: str) -> Scene:
-        """First frame (uint8) and `HunyuanText` of batch 1 -> Scene; extras hold what is not the language model's."""
-        if not isinstance(text, HunyuanText):
-            raise ValueError(
-                f"scene {key}: the 8B needs HunyuanText, got {type(text).__name__}; encode the caption"
-            )
-        scene = super().encode_scene(frame_HW3, text.llm_BLD[0], key)
-        scene.extras["text"] = text
-        return scene
+        self._texts: list[tuple[Scene, ContextCache]] = []
 
     def build_context(
         self, scene: Scene, latents_CTHW: torch.Tensor, indices: Sequence[int], condition: ClipCondition
@@ -63,7 +52,6 @@ class HunyuanWorld(WanWorld):
         scene: Scene,
         context: ContextCache | None,
     ) -> torch.Tensor:
-        """noise - x0 at noise level sigma, fp32 [B, C, T, h, w]; differentiable. No context: the first clip."""
         B, T = x_BCTHW.shape[0], x_BCTHW.shape[2]
         x = self._with_condition(x_BCTHW.to(self.device), scene, [context is None] + [False] * (T - 1))
         sigma = torch.as_tensor(sigma_B, dtype=torch.float32, device=self.device).expand(B)
@@ -73,7 +61,7 @@ class HunyuanWorld(WanWorld):
         return self._forward("velocity", x, timestep_BT, clip, scene, start, context).float()
 
     def loss_mask_T(self, clip_index: int) -> torch.Tensor:
-        """bool [T], all true: also the first clip generates its latent 0."""
+        """All true: also the first clip generates its latent 0."""
         return torch.ones(self.spec.clip_latents, dtype=torch.bool)
 
     def _with_first(self, x_BCTHW: torch.Tensor, scene: Scene) -> torch.Tensor:
@@ -88,17 +76,16 @@ class HunyuanWorld(WanWorld):
         return torch.cat((x_BCTHW, *parts), dim=1)
 
     def _text_cache(self, scene: Scene) -> ContextCache:
-        if self._text is not None and self._text[0] is scene:
-            return self._text[1]
-        self._text = None  # a cache is most of a gigabyte at full size: never two
-        text = HunyuanText(
-            *(None if part is None else part.to(self.device) for part in scene.extras["text"])  # type: ignore[arg-type]
-        )
+        for known, cache in self._texts:
+            if known is scene:
+                return cache
+        # A cache is half a gigabyte at full size: only a scene and its negative, which take turns, are kept together.
+        self._texts = [pair for pair in self._texts if pair[0] is scene.negative or pair[0].negative is scene]
         self.text_passes += 1
         with torch.no_grad(), self._precision():
-            cache = self.model("text", text)
+            cache = self.model("text", hunyuan_text(scene, self.device))
         if not any(p.requires_grad for name, p in self.model.named_parameters() if TEXT_SIDE.match(name)):
-            self._text = (scene, cache)
+            self._texts.append((scene, cache))
         return cache
 
     def _forward(
@@ -125,3 +112,14 @@ class HunyuanWorld(WanWorld):
                 rope_start=rope_start,
                 context=context,
             )
+
+
+def hunyuan_text(scene: Scene, device: torch.device) -> HunyuanText:
+    """The network's text of a scene, batch 1: `text_LD` is the language model's, `extras` hold the other parts."""
+    given = {name: value[None].to(device) for name, value in scene.extras.items()}
+    parts = ("text_mask", "byt5", "byt5_mask", "vision")
+    if unknown := sorted(set(given) - set(parts)):
+        raise ValueError(
+            f"scene {scene.key}: the 8B reads no {unknown[0]!r}; it reads text, {', '.join(parts)}"
+        )
+    return HunyuanText(scene.text_LD[None].to(device), *(given.get(name) for name in parts))

@@ -6,7 +6,7 @@ of what rolls out is the digest of both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from pipeline.words import TrainingMix
 
 if TYPE_CHECKING:
     from pipeline.updates.policy import SetName
+    from pipeline.worlds.base import Scene
     from pipeline.worlds.wan_world import WanWorld
 
 # what of a mini base folder the world is made of; the scorers' weights may lie beside it and do not belong to it
@@ -36,6 +37,7 @@ class Prompt:
 
     `labels_A` are the commanded actions, `c2w_T44` their poses (T = A + 1, float64, relative to frame 0), `step` how
     far one action goes, `K_33` normalised intrinsics; `about` is kept in the group's record (room, start pose).
+    `scene` reads it encoded, where it was encoded beforehand.
     """
 
     index: int
@@ -47,6 +49,14 @@ class Prompt:
     K_33: NDArray[np.float64]
     step: StepSize
     about: dict[str, Any]
+    scene: Callable[[], Scene] | None = None
+
+
+def scene_of(world: WanWorld, prompt: Prompt) -> Scene:
+    """The prompt's scene: encoded beforehand (`wcpipe encode`), or by the world itself."""
+    if prompt.scene is not None:
+        return prompt.scene()
+    return world.encode_scene(prompt.first_frame_HW3, prompt.caption, prompt.scene_key)
 
 
 def base_digest(folder: Path) -> str:

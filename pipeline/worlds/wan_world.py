@@ -8,7 +8,7 @@ Autocast is opened here, once a forward and without its weight cache: the cache 
 run the old policy's weights under the live policy's name) and, filled without gradient, it drops gradients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,21 @@ import torch
 
 from pipeline import flow
 from pipeline.worlds import memory
-from pipeline.worlds.base import ClipCondition, Codec, ContextCache, ForwardCounter, Scene, WorldSpec
+from pipeline.worlds.base import (
+    ClipCondition,
+    Codec,
+    ContextCache,
+    ForwardCounter,
+    Guidance,
+    Scene,
+    WorldModel,
+    WorldSpec,
+)
 from pipeline.worlds.wan import WorldPlayWan
 
 
-class WanWorld:
-    """A world model made of a WorldPlayWan, a codec and a text encoder.
+class WanWorld(WorldModel):
+    """A world model made of a WorldPlayWan, a codec and a text encoder; its methods are described in `WorldModel`.
 
     `encode_text` turns a caption into float32 [L, D]; without it scenes take text embeddings. `autocast` is the dtype
     of matrix products (bfloat16 on CPU and GPU), None for the model's own.
@@ -46,37 +55,27 @@ class WanWorld:
         """Where the model is; arguments are moved there."""
         return self.model.proj_out.weight.device
 
-    def encode_scene(self, frame_HW3: np.ndarray, text: str | torch.Tensor, key: str) -> Scene:
-        """First frame (uint8 [H, W, 3]) and caption or text embeddings [L, D] -> Scene.
-
-        Raises ValueError when the frame is not of the world's size, or text is a string and there is no encoder.
-        """
+    def encode_scene(
+        self, frame_HW3: np.ndarray, text: str | torch.Tensor | Mapping[str, torch.Tensor], key: str
+    ) -> Scene:
         if frame_HW3.shape != (*self.spec.frame_size, 3):
             raise ValueError(
                 f"scene {key}: the first frame is {frame_HW3.shape}, need {(*self.spec.frame_size, 3)}"
             )
         if isinstance(text, str):
             if self.encode_text is None:
-                raise ValueError(f"scene {key}: this world has no text encoder, pass embeddings [L, D]")
+                raise ValueError(f"scene {key}: this world has no text encoder, pass embeddings")
             text = self.encode_text(text)
-        return Scene(
-            first_latent_CHW=self.codec.encode(frame_HW3[None])[:, 0].float(), text_LD=text.float(), key=key
-        )
+        extras = {"text": text} if isinstance(text, torch.Tensor) else dict(text)
+        first = self.codec.encode(frame_HW3[None])[:, 0].float()
+        return Scene(first_latent_CHW=first, text_LD=extras.pop("text"), key=key, extras=extras)
 
     def select_context(self, c2w_T44: np.ndarray, clip_index: int, seed: int = 0) -> list[int]:
-        """Indices of the history latents that clip `clip_index` (from 0) looks at; pure; empty for clip 0.
-
-        `c2w_T44` are the poses of at least all latents up to the end of that clip.
-        """
         return memory.select(c2w_T44, clip_index * self.spec.clip_latents, self.spec.memory, seed)
 
     def build_context(
         self, scene: Scene, latents_CTHW: torch.Tensor, indices: Sequence[int], condition: ClipCondition
     ) -> ContextCache | None:
-        """Cache (batch 1) of the chosen history latents, clean, at RoPE times 0, 1, ...; None if there are none.
-
-        `latents_CTHW` is the history and `condition` belongs to the whole video: both are indexed by `indices`.
-        """
         if not len(indices):
             return None
         chosen = latents_CTHW[None, :, list(indices)].to(self.device)
@@ -93,10 +92,7 @@ class WanWorld:
         scene: Scene,
         context: ContextCache | None,
     ) -> torch.Tensor:
-        """noise - x0 at noise level sigma (a number or one a sample), fp32 [B, C, T, h, w]; differentiable.
-
-        In the first clip (`context` None) latent 0 of x is replaced by the scene's, and v there means nothing.
-        """
+        """As in `WorldModel`. In the first clip latent 0 of x is replaced by the scene's, and v there means nothing."""
         B, T = x_BCTHW.shape[0], x_BCTHW.shape[2]
         x = x_BCTHW.to(self.device)
         sigma = torch.as_tensor(sigma_B, dtype=torch.float32, device=self.device).expand(B)
@@ -116,25 +112,27 @@ class WanWorld:
         clip: ClipCondition,
         sigmas: torch.Tensor,
         noise_BCTHW: torch.Tensor,
+        guidance: Guidance | None = None,
     ) -> torch.Tensor:
-        """Denoise all candidates together along `sigmas` (from 1 to 0): x0, fp32 [B, C, T, h, w], no gradient."""
         x = noise_BCTHW.to(self.device, torch.float32)
         for sigma, sigma_next in zip(sigmas[:-1].tolist(), sigmas[1:].tolist(), strict=True):
-            x = flow.euler_step(x, self.velocity(x, sigma, clip, scene, context), sigma, sigma_next)
+            v = self.velocity(x, sigma, clip, scene, context)
+            if guidance is not None:
+                v_negative = self.velocity(x, sigma, clip, guidance.scene, guidance.context)
+                v = v_negative + guidance.scale * (v - v_negative)
+            x = flow.euler_step(x, v, sigma, sigma_next)
         return self._with_first(x, scene) if context is None else x
 
     def loss_mask_T(self, clip_index: int) -> torch.Tensor:
-        """bool [T]: latents that clip `clip_index` (from 0) generates, all but the conditioning latent of clip 0."""
         mask = torch.ones(self.spec.clip_latents, dtype=torch.bool)
         mask[0] = clip_index > 0
         return mask
 
     def decode(self, latents_CTHW: torch.Tensor, state: Any = None) -> tuple[np.ndarray, Any]:
-        """Latents -> uint8 frames [F, H, W, 3] and the streaming state for the latents that follow."""
         return self.codec.decode(latents_CTHW.detach().float(), state)
 
     def save(self, folder: Path) -> None:
-        """Write the transformer as a diffusers folder, `folder`/transformer; frozen parts stay where they came from."""
+        # frozen parts stay where they came from
         self.model.save_pretrained(folder / "transformer")
 
     def _with_first(self, x_BCTHW: torch.Tensor, scene: Scene) -> torch.Tensor:

@@ -31,6 +31,11 @@ TEXT = HunyuanText(
     byt5_mask_BL=torch.tensor([[1, 1, 1, 0, 0]]),
     vision_BLD=wave("himg", (1, 4, 20), 0.6),
 )
+# the same text as a scene holds it, without batch axis
+SCENE_TEXT = {
+    name: value[0]
+    for name, value in zip(("text", "text_mask", "byt5", "byt5_mask", "vision"), TEXT, strict=True)
+}
 LABELS = torch.tensor([[0, 9, 11, 40, 9, 9, 0, 12]])
 W2C = poses(8)
 K = torch.tensor([[0.505050505, 0, 0.5], [0, 0.897867565, 0.5], [0, 0, 1]]).expand(1, 8, 3, 3)

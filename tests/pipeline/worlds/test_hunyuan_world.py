@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pipeline import flow
-from pipeline.worlds.base import ClipCondition, MemoryRule, Scene, WorldSpec
+from pipeline.worlds.base import ClipCondition, Guidance, MemoryRule, Scene, WorldSpec
 from pipeline.worlds.checkpoints import load_hunyuan
 from pipeline.worlds.hunyuan import WorldPlayHunyuan
 from pipeline.worlds.hunyuan_world import HunyuanWorld
-from tests.pipeline.worlds.hunyuan_tiny import CONFIG, LATENTS, TEXT, filled, gap
+from tests.pipeline.worlds.hunyuan_tiny import CONFIG, LATENTS, SCENE_TEXT, TEXT, filled, gap
 
 SPEC = WorldSpec(
     latent_shape=(8, 3, 4),
@@ -47,7 +47,7 @@ def world() -> HunyuanWorld:
 
 @pytest.fixture
 def scene(world: HunyuanWorld) -> Scene:
-    return world.encode_scene(np.arange(36, dtype=np.uint8).reshape(3, 4, 3) * 7, TEXT, "room")
+    return world.encode_scene(np.arange(36, dtype=np.uint8).reshape(3, 4, 3) * 7, SCENE_TEXT, "room")
 
 
 @pytest.fixture
@@ -119,7 +119,9 @@ def test_frozen_text_is_read_once_a_prompt(
     context = world.build_context(scene, LATENTS[0, :8, :4], range(4), condition)
     world.sample_clip(scene, context, clip, SIGMAS, noise(2))
     assert world.text_passes == 1
-    other = world.encode_scene(np.zeros((3, 4, 3), np.uint8), TEXT._replace(llm_BLD=-TEXT.llm_BLD), "room")
+    other = world.encode_scene(
+        np.zeros((3, 4, 3), np.uint8), SCENE_TEXT | {"text": -SCENE_TEXT["text"]}, "room"
+    )
     a, b = (world.sample_clip(s, context, clip, SIGMAS, noise(1)) for s in (scene, other))
     assert world.text_passes == 2
     assert gap(a, b) > 0.1  # the scene's own text, although both have one key
@@ -159,9 +161,48 @@ def test_gradient_goes_through_the_clip_alone(
     }
 
 
-def test_scenes_need_encoded_text(world: HunyuanWorld) -> None:
-    with pytest.raises(ValueError, match="HunyuanText"):
+def test_scenes_need_encoded_text_of_known_parts(
+    world: HunyuanWorld, scene: Scene, condition: ClipCondition
+) -> None:
+    with pytest.raises(ValueError, match="pass embeddings"):
         world.encode_scene(np.zeros((3, 4, 3), np.uint8), "a room", "k")
+    scene.extras["glyphs"] = scene.extras["byt5"]
+    with pytest.raises(ValueError, match="reads no 'glyphs'"):
+        world.velocity(noise(1), 0.5, condition.select(slice(0, 4)), scene, None)
+
+
+def test_guidance_leads_away_from_the_negative_text_and_reads_each_text_once(
+    world: HunyuanWorld, scene: Scene, condition: ClipCondition
+) -> None:
+    """One guided Euler step by hand; scale 1 is no guidance; both texts stay in memory while they take turns."""
+    negative = Scene(scene.first_latent_CHW, -scene.text_LD, scene.key, dict(scene.extras))
+    scene.negative = negative
+    clip, x = condition.select(slice(4, 8)), noise(2)
+    history = LATENTS[0, :8, :4]
+    contexts = [world.build_context(s, history, range(4), condition) for s in (scene, negative)]
+    world.forwards.reset()
+
+    def sample(scale: float) -> torch.Tensor:
+        return world.sample_clip(scene, contexts[0], clip, SIGMAS, x, Guidance(scale, negative, contexts[1]))
+
+    guided = sample(6.0)
+    assert (world.text_passes, world.forwards.denoiser) == (2, 2 * 2 * SPEC.steps)
+    with torch.no_grad():
+        by_hand = x
+        for sigma, after in zip(SIGMAS[:-1].tolist(), SIGMAS[1:].tolist(), strict=True):
+            v, v_negative = (
+                world.velocity(by_hand, sigma, clip, s, c)
+                for s, c in zip((scene, negative), contexts, strict=True)
+            )
+            by_hand = flow.euler_step(by_hand, 6 * v - 5 * v_negative, sigma, after)
+    torch.testing.assert_close(guided, by_hand, rtol=1e-4, atol=1e-3)
+    plain = world.sample_clip(scene, contexts[0], clip, SIGMAS, x)
+    torch.testing.assert_close(sample(1.0), plain, rtol=1e-4, atol=1e-4)
+    assert gap(guided, plain) > 0.1
+    assert world.text_passes == 2
+    other = Scene(scene.first_latent_CHW, 2 * scene.text_LD, "other", dict(scene.extras))
+    world.velocity(x, 0.5, clip, other, contexts[0])
+    assert [known for known, _ in world._texts] == [other]  # the next prompt's takes their place
 
 
 def test_save_writes_a_loadable_folder(
