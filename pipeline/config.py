@@ -23,7 +23,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipeline.advantages import AdvantageConfig
-from pipeline.benchmark.config import AccuracyConfig
+from pipeline.benchmark.config import AccuracyConfig, CycleBenchConfig
+from pipeline.cycle_config import CycleConfig
 from pipeline.errors import ConfigError
 from pipeline.updates.config import UpdateConfig
 from pipeline.words import TrainingMix
@@ -87,8 +88,10 @@ class PrefixConfig(Section):
 class RolloutConfig(Section):
     """Candidates of a group."""
 
-    mode: Literal["clip"] = Field(
-        "clip", description="clip: candidates share the prefix and differ in the target clip"
+    mode: Literal["clip", "cycle"] = Field(
+        "clip",
+        description="clip: candidates share the prefix and differ in the target clip; "
+        "cycle: each is a whole video, of which the last clip is trained",
     )
     candidates: int = Field(8, ge=2, description="candidates a group, sampled in one batch")
 
@@ -116,6 +119,7 @@ class Params(Section):
     seed: int = Field(0, ge=0, description="seed of everything random")
     world: WorldConfig = WorldConfig()
     words: TrainingMix = Field(TrainingMix(), description="words that the policy practises")
+    cycle: CycleConfig = Field(CycleConfig(), description="words that close, instead of `words`")
     target: TargetConfig = TargetConfig()
     sampler: SamplerConfig = SamplerConfig()
     prefix: PrefixConfig = PrefixConfig()
@@ -125,6 +129,7 @@ class Params(Section):
     update: UpdateConfig = UpdateConfig()
     rewards: dict[str, Any] = Field({}, description="parameters of the rewards, by name")
     evaluate: AccuracyConfig = AccuracyConfig()
+    cyclebench: CycleBenchConfig = CycleBenchConfig()
     compare: CompareConfig = CompareConfig()
     pretrain: PretrainConfig = PretrainConfig()
     epochs: dict[str, dict[str, Any]] = Field({}, description="epochs: {e001: {prev: e000, <overrides>}}")
@@ -156,6 +161,18 @@ class Params(Section):
             overrides = self.epochs.get(f"e{number:03d}", {}).get("prefix", {})
             own += int(overrides.get("groups", self.prefix.groups))
         return own
+
+    def progress(self, epoch: str) -> float:
+        """Share of the run's optimizer updates that come before an epoch, 0..1, were every group trained.
+
+        Call it on the file's parameters: like `first_prompt`, it counts the epochs with a smaller number.
+        """
+        updates = {}
+        for name in self.epochs:
+            own = self.for_epoch(name) if self._overrides(name) else self
+            updates[name] = own.update.optimizer_steps(own.prefix.groups * own.advantage.best_of_n)
+        before = sum(count for name, count in updates.items() if epoch_number(name) < epoch_number(epoch))
+        return before / max(1, sum(updates.values()))
 
     def previous(self, epoch: str) -> str:
         """The epoch whose policy this one starts from."""

@@ -36,8 +36,52 @@ def check(params: Params, source: str, at: str = "") -> None:
                 raise ConfigError(
                     f"{source}: {at}advantage.weights.{name} needs the scorer {scorer!r}: add it to score.scorers"
                 )
+    _check_cycles(params, source, at)
     if params.advantage.best_of_n > params.rollout.candidates:
         raise ConfigError(
             f"{source}: {at}advantage.best_of_n is {params.advantage.best_of_n}, above rollout.candidates = "
             f"{params.rollout.candidates}: lower it or draw more candidates"
         )
+
+
+def _check_cycles(params: Params, source: str, at: str) -> None:
+    """Words that close, their engine and their rewards belong together; so do rewards and what they need to exist."""
+    kinds, cycle = _words(params), params.cycle
+    closure = {name for name in params.advantage.weights if rewards.find(name).section == "closure"}
+    trained = {name for name in closure if params.advantage.weights[name] > 0}
+    if at == "" and kinds == {"none"}:
+        if closure:
+            raise ConfigError(
+                f"{source}: advantage.weights.{min(closure)} needs words that close: "
+                "set cycle.words to retracing or relation"
+            )
+        if params.rollout.mode == "cycle":
+            raise ConfigError(f"{source}: rollout.mode is 'cycle', but no word closes: set cycle.words")
+    everywhere = at != "" or any("words" not in entry.get("cycle", {}) for entry in params.epochs.values())
+    if cycle.words == "none" and "tracks" in params.score.scorers and (everywhere or not params.epochs):
+        raise ConfigError(
+            f"{source}: {at}score.scorers lists 'tracks', which compares frames of words that close, but "
+            f"{at}cycle.words is none: set it, or take the scorer out"
+        )
+    if "temporal" in trained and cycle.words == "retracing" and cycle.levels == 1:
+        raise ConfigError(
+            f"{source}: {at}advantage.weights.temporal is above 0, but cycle.levels = 1 has single cycles only, which "
+            "have no temporal consistency: raise cycle.levels or remove the weight"
+        )
+    wanted = {"spatial": "retracing", "temporal": "retracing", "cycle": "retracing", "relation": "relation"}
+    for name, kind in wanted.items():
+        if at == "" and name in trained and kind not in kinds:
+            raise ConfigError(
+                f"{source}: advantage.weights.{name} is above 0, but no epoch has cycle.words: {kind}"
+            )
+    if trained and rewards.settings("spatial", params.rewards).model_dump()["alpha"] is None:
+        raise ConfigError(
+            f"{source}: {at}rewards.closure.alpha is not set, and {min(trained)} needs it: "
+            f"run `wcpipe calibrate --params {source} --write`"
+        )
+
+
+def _words(params: Params) -> set[str]:
+    """Which kinds of words the epochs practise."""
+    own = [entry.get("cycle", {}) for entry in params.epochs.values()]
+    return {params.cycle.words} | {entry["words"] for entry in own if "words" in entry}

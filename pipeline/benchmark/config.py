@@ -17,3 +17,22 @@ class AccuracyConfig(BaseModel):
         "evaluation", description="rooms: evaluation; rl only to watch training itself"
     )
     weights: Literal["live", "old", "ema"] = Field("ema", description="which weights of a policy are judged")
+
+
+class CycleBenchConfig(BaseModel):
+    """Size of CycleBench (`params.yaml: cyclebench`); words, rooms and noise are the same for every policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    words: Literal["mini", "published"] = Field(
+        "mini", description="mini: half the published lengths, which fit into the mini world's rooms"
+    )
+    settings: list[Literal["short", "mid", "long", "composite"]] = Field(
+        ["short", "mid", "composite"], min_length=1, description="which lengths are judged"
+    )
+    rooms: int = Field(2, ge=1, description="rooms for each word")
+    seed: int = Field(2000, ge=0, description="of rooms, start poses and sampling noise")
+    split: Literal["evaluation", "rl"] = Field(
+        "evaluation", description="rooms: evaluation; rl only to watch training itself"
+    )
+    weights: Literal["live", "old", "ema"] = Field("ema", description="which weights of a policy are judged")
+    oracle: bool = Field(True, description="judge with the mini world's oracle as well, the slowest part")

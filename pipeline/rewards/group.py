@@ -9,6 +9,8 @@ import numpy as np
 
 from pipeline.camera import StepSize, relative_poses
 from pipeline.groups import scored_labels
+from pipeline.pairs import FramePairs
+from pipeline.plan import candidate_frames, first_clip
 from pipeline.rewards.action import accumulate, fit_scale
 from pipeline.rewards.base import RawScores, RewardContext
 from pipeline.stores import GroupStore
@@ -22,16 +24,34 @@ def read_raw(store: GroupStore, index: int) -> RawScores:
     return RawScores(values, tuple(reasons.get(str(g)) for g in range(candidates)))
 
 
-def read_context(prefixes: GroupStore, index: int, raw: Mapping[str, RawScores]) -> RewardContext:
-    """What a group was asked to do, and the pose scale of its scene where a scorer measured poses."""
+def read_context(
+    prefixes: GroupStore, index: int, raw: Mapping[str, RawScores], progress: float = 0.0
+) -> RewardContext:
+    """What a group was asked to do, and the pose scale of its scene where a scorer measured poses.
+
+    `progress` is the share of the run's optimizer updates before this epoch.
+    """
     record = prefixes.record(index)
-    stride, clip = int(record["stride"]), int(record["target_clip"])
-    labels_T = prefixes.read(index, "labels")
+    stride, latents = int(record["stride"]), int(record["clip_latents"])
+    first, last = first_clip(record), int(record["target_clip"])
+    labels_T, c2w_T44 = prefixes.read(index, "labels"), prefixes.read(index, "c2w")
+    begin = max(
+        0, latents * (first - 1) - 1
+    )  # the latent whose last frame is the one before the first action
+    frames = prefixes.specs["first_frame"].shape
+    whole = [scored_labels(labels_T, clip, latents, stride) for clip in range(first, last + 1)]
+    # each clip's labels begin with the 0 of the frame before it, which belongs to the clip before
+    labels_F = np.concatenate([whole[0], *(labels[1:] for labels in whole[1:])])
     return RewardContext(
-        labels_F=scored_labels(labels_T, clip, int(record["clip_latents"]), stride),
+        labels_F=labels_F,
         stride=stride,
         step=StepSize(**record["step"]),
-        scale=scene_scale(raw["pose"].values, prefixes.read(index, "c2w"), stride) if "pose" in raw else 1.0,
+        scale=scene_scale(raw["pose"].values, c2w_T44, stride) if "pose" in raw else 1.0,
+        c2w_T44=c2w_T44[begin : latents * last],
+        pairs=FramePairs.from_json(record["pairs"]) if "pairs" in record else None,
+        shared_frames=max(1, candidate_frames(record).start),
+        size_HW=(frames[0], frames[1]),
+        progress=progress,
     )
 
 

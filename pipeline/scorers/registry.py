@@ -121,9 +121,16 @@ class EngineKind:
     version: int = 1
 
 
+def _tracks(folder: Path) -> Engine:
+    from pipeline.scorers.tracks import TracksEngine
+
+    return TracksEngine()
+
+
 ENGINES: dict[str, EngineKind] = {
     "pose": EngineKind(PoseEngine, ("pose_net.safetensors", "pose_net.json")),
     "critic": EngineKind(CriticEngine, ("critic.safetensors", "critic.json")),
+    "tracks": EngineKind(_tracks),
 }
 
 

@@ -7,6 +7,7 @@ beside it: which cells count is decided later, on the *earlier* frame, where a g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ from pipeline.pairs import REFERENCE, FramePairs
 from pipeline.rewards.closure import cell_texture, grid_cell
 
 if TYPE_CHECKING:
+    from pipeline.scorers.registry import Engine
     from pipeline.scorers.tracker import Tracker
-    from pipeline.stores import ArraySpec
+    from pipeline.stores import ArraySpec, GroupStore
 
 Arrays = dict[str, NDArray[Any]]
 Frames = NDArray[np.uint8]
@@ -111,7 +113,10 @@ def _sample(frame_HW3: Frames, points_N2: NDArray[np.float32]) -> NDArray[np.flo
 
 
 class TracksEngine:
-    """A tracker as an engine of the score stage. It measures pairs, so a group's pairs are bound to it first."""
+    """A tracker (Lucas-Kanade unless another is given) as an engine of the score stage.
+
+    It measures pairs, so it works once a group's pairs are bound to it: `bound`, or `for_pairs` for one group.
+    """
 
     name = "tracks"
 
@@ -119,6 +124,18 @@ class TracksEngine:
         from pipeline.scorers.tracker import LucasKanade
 
         self._tracker: Tracker = tracker or LucasKanade()
+
+    def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
+        """Raises DataError: what is stored depends on the pairs."""
+        raise DataError(f"{self.name} measures pairs of frames: bind a group's pairs to it first")
+
+    def measure(self, frames_GFHW3: Frames, past_FHW3: Frames) -> Arrays:
+        """Raises DataError, as `arrays` does."""
+        raise DataError(f"{self.name} measures pairs of frames: bind a group's pairs to it first")
+
+    def measure_past(self, past_FHW3: Frames) -> Arrays:
+        """Nothing."""
+        return {}
 
     def for_pairs(self, pairs: FramePairs, room: int, reference_HW3: Frames | None = None) -> BoundTracks:
         """The engine for one group: its pairs, `room` for as many as the largest group of the store has, and the end
@@ -186,3 +203,27 @@ class BoundTracks:
         if self.reference_HW3 is not None:
             frames[index_Q == REFERENCE] = self.reference_HW3
         return frames
+
+
+def bound(engine: Engine, prefixes: GroupStore) -> Callable[[int], Engine]:
+    """Group index -> the engine that measures it: itself, or, if it measures pairs, bound to the group's pairs.
+
+    Raises DataError where the groups have none.
+    """
+    if not isinstance(engine, TracksEngine):
+        return lambda index: engine
+    listed = [prefixes.record(index).get("pairs") for index in range(len(prefixes))]
+    if any(rows is None for rows in listed):
+        raise DataError(
+            f"{prefixes.path}: its words do not close, so {engine.name} has nothing to compare; set cycle.words or "
+            f"take {engine.name} out of score.scorers"
+        )
+    pairs = [FramePairs.from_json(rows or ()) for rows in listed]
+    room = max(len(one) for one in pairs)
+    height, width = prefixes.specs["first_frame"].shape[:2]
+
+    def of(index: int) -> Engine:
+        frame = prefixes.read(index, "reference") if "reference" in prefixes.specs else None
+        return engine.for_pairs(pairs[index], room, (height, width), frame)
+
+    return of
