@@ -31,9 +31,12 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     from pipeline import rollout
     from pipeline.actions import format_word
     from pipeline.config import epoch_number
+    from pipeline.cycle_rollout import reference_frame, with_words
     from pipeline.groups import prefix_arrays, scene_tensors
+    from pipeline.plan import plan_inputs, plan_of
     from pipeline.stores import GroupStore, to_array
     from pipeline.worlds.base import ClipCondition
+    from pipeline.worlds.closed_prompts import make_closed_prompts
     from pipeline.worlds.registry import make_prompts, open_policy, policy_digest, scene_of
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
@@ -41,7 +44,8 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     first = params.first_prompt(epoch)
     params = params.for_epoch(epoch)
     number = epoch_number(epoch)
-    clip = rollout.target_clip(number, params.target.n_min, params.target.n_max)
+    plan = plan_of(params, number)
+    clip = plan.clip
     with watch.time("load"):
         policy = policy_digest(paths.base, previous)
         world = open_policy(params.world.name, paths.base, previous, "old", params.update, params.seed)
@@ -49,7 +53,14 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     with watch.time("prompts"):
         indices = range(first, first + params.prefix.groups)
         actions = world.spec.clip_latents * clip - 1
-        prompts = make_prompts(params.world.name, "rl", indices, params.seed, actions, params.words)
+        if plan.words == "none":
+            closed = []
+            prompts = make_prompts(params.world.name, "rl", indices, params.seed, actions, params.words)
+        else:
+            closed = make_closed_prompts(
+                params.world.name, "rl", indices, params.seed, plan, params.cycle, params.words, world.spec
+            )
+            prompts = [one.prompt for one in closed]
     labels_PT = [np.concatenate([np.zeros(1, np.int64), prompt.labels_A]) for prompt in prompts]
     keys = [
         rollout.group_key(prompt.scene_key, labels_T, clip, policy)
@@ -59,7 +70,9 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     store = GroupStore.prepare(
         paths.prefixes,
         kind="prefixes",
-        arrays=prefix_arrays(world.spec, clip, example, params.sampler.latents),
+        arrays=with_words(
+            plan, world.spec, prefix_arrays(world.spec, plan.first, example, params.sampler.latents)
+        ),
         keys=keys,
         inputs={
             "stage": "prefix",
@@ -67,7 +80,8 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             "epoch": epoch,
             "first_prompt": first,
             "params": params.dump("seed", "words", "target", "sampler", "prefix")
-            | {"world": params.world.name},
+            | {"world": params.world.name}
+            | plan_inputs(params),
             "policy": policy,
         },
     )
@@ -79,7 +93,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             scene = scene_of(world, prompt)
             condition = ClipCondition.of(labels_T, prompt.c2w_T44, prompt.K_33)
             latents_CTHW = rollout.sample_prefix(
-                world, scene, condition, prompt.c2w_T44, clip, sampling, keys[index]
+                world, scene, condition, prompt.c2w_T44, plan.first, sampling, keys[index]
             )
         stored = to_array(latents_CTHW, params.sampler.latents)
         with watch.time("decode"):
@@ -97,6 +111,9 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             "c2w": np.asarray(prompt.c2w_T44, np.float64),
             "K": np.asarray(prompt.K_33, np.float64),
         }
+        if closed:
+            with watch.time("model"):
+                arrays |= reference_frame(world, scene, closed[index], plan, sampling, keys[index])
         record = {
             "prompt": prompt.index,
             "scene": prompt.scene_key,
@@ -109,6 +126,8 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             "policy": policy,
             "forwards": {"denoiser": world.forwards.denoiser, "context": world.forwards.context},
             **prompt.about,
+            **plan.about(),
+            **(closed[index].about() if closed else {}),
         }
         with watch.time("store"):
             store.write(index, arrays, record)

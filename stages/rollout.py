@@ -38,7 +38,9 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     """Write `rollouts.zarr` of one epoch; groups that are done stay. Returns counts for the summary."""
     from pipeline import rollout
     from pipeline.config import epoch_number
-    from pipeline.groups import read_past, rollout_arrays
+    from pipeline.cycle_rollout import candidate_arrays, sample_group
+    from pipeline.groups import read_past
+    from pipeline.plan import plan_inputs, plan_of
     from pipeline.stores import GroupStore, to_array, to_tensor
     from pipeline.worlds.registry import open_policy, policy_digest
 
@@ -47,7 +49,8 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     params = params.for_epoch(epoch)
     number = epoch_number(epoch)
     prefixes = need(paths, "prefix", paths.prefixes)
-    clip = rollout.target_clip(number, params.target.n_min, params.target.n_max)
+    plan = plan_of(params, number)
+    clip = plan.clip
     with watch.time("load"):
         policy = policy_digest(paths.base, previous)
         world = open_policy(params.world.name, paths.base, previous, "old", params.update, params.seed)
@@ -56,13 +59,13 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     store = GroupStore.prepare(
         paths.rollouts,
         kind="rollouts",
-        arrays=rollout_arrays(world.spec, clip, params.rollout.candidates, params.sampler.latents),
+        arrays=candidate_arrays(plan, world.spec, params.rollout.candidates, params.sampler.latents),
         keys=prefixes.keys,
         inputs={
             "stage": "rollout",
             "code": CODE,
             "epoch": epoch,
-            "params": params.dump("seed", "target", "sampler", "rollout") | {"world": params.world.name},
+            "params": params.dump("seed", "target", "sampler", "rollout") | {"world": params.world.name} | plan_inputs(params),
             "policy": policy,
             "prefixes": prefixes.content_digest(),
         },
@@ -73,7 +76,8 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
             past = read_past(prefixes, index)
         world.forwards.reset()
         with watch.time("model"):
-            x0_GCTHW = rollout.sample_candidates(
+            x0_GCTHW = sample_group(
+                plan,
                 world,
                 past.scene,
                 past.latents_CTHW,
@@ -87,7 +91,7 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
         stored = to_array(x0_GCTHW, dtype)
         with watch.time("decode"):
             frames = rollout.decode_candidates(
-                world, past.latents_CTHW, x0_GCTHW.nan_to_num(0.0, 0.0, 0.0), clip
+                world, past.latents_CTHW, x0_GCTHW.nan_to_num(0.0, 0.0, 0.0), plan.first
             )
         record = {
             "scene": past.scene.key,

@@ -62,13 +62,15 @@ def _score(
     watch: Stopwatch,
 ) -> dict[str, Any]:
     from pipeline.groups import scored_frames
+    from pipeline.plan import first_clip
     from pipeline.scorers.registry import Measured, measure_group
+    from pipeline.scorers.tracks import bound
     from pipeline.stores import GroupStore
 
-    clip = int(rollouts.record(0)["target_clip"])
+    clip, engine_of = first_clip(prefixes.record(0)), bound(engine, prefixes)
     candidates, new_frames = rollouts.specs["frames"].shape[:2]
     past_frames = prefixes.specs["frames"].shape[0]
-    specs = engine.arrays(candidates, new_frames + (clip > 1), past_frames)
+    specs = engine_of(0).arrays(candidates, new_frames + (clip > 1), past_frames)
     store = GroupStore.prepare(
         paths.scores(engine.name),
         kind=f"scores/{engine.name}",
@@ -95,7 +97,7 @@ def _score(
             frames = scored_frames(past_FHW3, rollouts.read(index, "frames"), clip)
             unusable = {int(g): text for g, text in rollouts.record(index)["reasons"].items()}
         with watch.time("engine"):
-            measured = measure_group(engine, frames, past_FHW3, unusable, todo[index])
+            measured = measure_group(engine_of(index), frames, past_FHW3, unusable, todo[index])
         record = {"reasons": {str(g): text for g, text in sorted(measured.reasons.items())}}
         with watch.time("store"):
             store.write(index, measured.arrays, record)
