@@ -33,6 +33,7 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     from pipeline.stores import ArraySpec, GroupStore
 
     paths = EpochPaths(root, epoch)
+    progress = params.progress(epoch)
     params = params.for_epoch(epoch)
     names = list(params.advantage.weights)
     configs = {name: rewards.settings(name, params.rewards) for name in names}
@@ -46,6 +47,7 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         "rewards": {name: rewards.find(name).version for name in names},
         "prefixes": prefixes.content_digest(),
         "scores": {name: scores[name].content_digest() for name in scorers},
+        **warming(params, progress),
     }
     allowed = params.score.missing_share
     if (done := _finished(paths, inputs)) is not None:
@@ -59,7 +61,7 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     values: dict[str, list[RewardValues]] = {name: [] for name in names}
     for index in range(len(prefixes)):
         raw = {scorer: read_raw(store, index) for scorer, store in scores.items()}
-        context = read_context(prefixes, index, raw)
+        context = read_context(prefixes, index, raw, progress)
         for name in names:
             values[name].append(rewards.find(name).compute(raw, context, configs[name]))
         STOP.check("before the advantages were written; run the same command again")
@@ -139,9 +141,24 @@ def _summary(metrics: dict[str, Any], names: list[str], groups: int, made: int) 
     return {"groups": groups, "made": made, **shown, "selected": int(metrics["selected"])}
 
 
+def warming(params: Params, progress: float) -> dict[str, Any]:
+    """Which rewards still wait for their warm-up to end, as an input: {} for parameters without one.
+
+    The bare share is no input: a run that is made longer keeps what it has, unless a warm-up ends elsewhere now.
+    """
+    from pipeline import rewards
+
+    if not {"temporal", "cycle"} & params.advantage.weights.keys():
+        return {}
+    config = rewards.settings("temporal", params.rewards).model_dump()
+    return {"warming": ["temporal"] if progress < config["temporal_warmup"] else []}
+
+
 def _refuse_missing(name: str, missing: list[str], values: int, allowed: float, epoch: str) -> None:
     from pipeline.errors import MissingScoresError
+    from pipeline.rewards import ABSENT
 
+    missing = [reason for reason in missing if not reason.startswith(ABSENT)]
     if len(missing) > allowed * values:
         raise MissingScoresError(
             f"{epoch}: {len(missing)} of {values} values of {name} are missing, more than "

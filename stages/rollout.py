@@ -65,7 +65,9 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
             "stage": "rollout",
             "code": CODE,
             "epoch": epoch,
-            "params": params.dump("seed", "target", "sampler", "rollout") | {"world": params.world.name} | plan_inputs(params),
+            "params": params.dump("seed", "target", "sampler", "rollout")
+            | {"world": params.world.name}
+            | plan_inputs(params),
             "policy": policy,
             "prefixes": prefixes.content_digest(),
         },

@@ -38,12 +38,13 @@ def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     """All that an epoch's policy follows from, without its stores: parameters, base, previous policy, engines."""
     from pipeline import rewards
     from pipeline.scorers.registry import engine_digest
+    from pipeline.plan import plan_inputs
     from pipeline.updates.checkpoint import checkpoint_digest
     from pipeline.worlds.registry import base_digest
     from stages import advantage, prefix, rollout, score
 
     paths, previous = EpochPaths(root, epoch), need_policy(EpochPaths(root, params.previous(epoch)))
-    first = params.first_prompt(epoch)
+    first, progress = params.first_prompt(epoch), params.progress(epoch)
     params = params.for_epoch(epoch)
     sections = ("seed", "words", "target", "sampler", "prefix", "rollout", "rewards", "advantage", "update")
     return {
@@ -51,10 +52,11 @@ def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         "code": [CODE, *(module.CODE for module in (prefix, rollout, score, advantage))],
         "epoch": epoch,
         "first_prompt": first,
-        "params": params.dump(*sections) | {"world": params.world.name},
+        "params": params.dump(*sections) | {"world": params.world.name} | plan_inputs(params),
         "base": base_digest(paths.base),
         "previous": checkpoint_digest(previous),
         "rewards": {name: rewards.find(name).version for name in params.advantage.weights},
+        **advantage.warming(params, progress),
         "engines": {name: engine_digest(name, Path(params.score.weights)) for name in params.score.scorers},
     }
 
@@ -135,10 +137,15 @@ def run_update(params: Params, epoch: str, root: Path) -> dict[str, Any]:
 def training_groups(
     world: WorldModel, prefixes: GroupStore, rollouts: GroupStore, advantages: GroupStore
 ) -> Iterator[TrainingGroup]:
-    """The selected candidates, one group at a time in group order; a group without any is passed over."""
+    """The selected candidates, one group at a time in group order; a group without any is passed over.
+
+    Candidates that are whole videos (`rollout.mode: cycle`) have a past of their own, so each is a group of one; only
+    its last clip is trained.
+    """
     import torch
 
     from pipeline.groups import read_past
+    from pipeline.plan import first_clip
     from pipeline.rollout import clip_slice
     from pipeline.updates.loop import TrainingGroup
 
@@ -150,18 +157,27 @@ def training_groups(
         past = read_past(prefixes, index)
         at = clip_slice(world, past.clip)
         seed = int(prefixes.about["inputs"]["params"]["seed"])
-        yield TrainingGroup(
-            key=rollouts.keys[index],
-            scene=past.scene,
-            history_CTHW=past.latents_CTHW,
-            context=world.select_context(past.c2w_T44[: at.stop], past.clip - 1, seed),
-            condition=past.condition,
-            clip=past.condition.select(at),
-            x0_NCTHW=rollouts.read_tensor(index, "latents")[chosen].float(),
-            r_N=torch.from_numpy(advantages.read(index, "r")[chosen]).float(),
-            candidates=chosen,
-            loss_mask_T=world.loss_mask_T(past.clip - 1),
-        )
+        latents_NCTHW = rollouts.read_tensor(index, "latents")[chosen].float()
+        r_N = torch.from_numpy(advantages.read(index, "r")[chosen]).float()
+        parts: list[tuple[slice, torch.Tensor, torch.Tensor]] = [(slice(None), past.latents_CTHW, latents_NCTHW)]
+        if first_clip(prefixes.record(index)) < past.clip:
+            parts = [
+                (slice(n, n + 1), video[:, : at.start], video[None, :, at])
+                for n, video in enumerate(latents_NCTHW)
+            ]
+        for rows, history_CTHW, x0_NCTHW in parts:
+            yield TrainingGroup(
+                key=rollouts.keys[index],
+                scene=past.scene,
+                history_CTHW=history_CTHW,
+                context=world.select_context(past.c2w_T44[: at.stop], past.clip - 1, seed),
+                condition=past.condition,
+                clip=past.condition.select(at),
+                x0_NCTHW=x0_NCTHW,
+                r_N=r_N[rows],
+                candidates=chosen[rows],
+                loss_mask_T=world.loss_mask_T(past.clip - 1),
+            )
 
 
 def command(
