@@ -37,8 +37,8 @@ CODE = 1  # as in stages.prefix
 def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     """All that an epoch's policy follows from, without its stores: parameters, base, previous policy, engines."""
     from pipeline import rewards
-    from pipeline.scorers.registry import engine_digest
     from pipeline.plan import plan_inputs
+    from pipeline.scorers.registry import engine_digest
     from pipeline.updates.checkpoint import checkpoint_digest
     from pipeline.worlds.registry import base_digest
     from stages import advantage, prefix, rollout, score
@@ -159,7 +159,9 @@ def training_groups(
         seed = int(prefixes.about["inputs"]["params"]["seed"])
         latents_NCTHW = rollouts.read_tensor(index, "latents")[chosen].float()
         r_N = torch.from_numpy(advantages.read(index, "r")[chosen]).float()
-        parts: list[tuple[slice, torch.Tensor, torch.Tensor]] = [(slice(None), past.latents_CTHW, latents_NCTHW)]
+        parts: list[tuple[slice, torch.Tensor, torch.Tensor]] = [
+            (slice(None), past.latents_CTHW, latents_NCTHW)
+        ]
         if first_clip(prefixes.record(index)) < past.clip:
             parts = [
                 (slice(n, n + 1), video[:, : at.start], video[None, :, at])
