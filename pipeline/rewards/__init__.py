@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.errors import ConfigError
-from pipeline.rewards.action import ACTION_FINE, ACTION_JOINT
+from pipeline.rewards.action import ACTION_FINE, ACTION_JOINT, ACTION_SOFT
 from pipeline.rewards.base import ABSENT, RawScores, Reward, RewardContext, RewardValues
 from pipeline.rewards.cycle import CLOSURE_REWARDS
 from pipeline.rewards.quality import QUALITY, QUALITY_DRIFT
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 REWARDS: dict[str, Reward] = {
-    r.name: r for r in (ACTION_FINE, ACTION_JOINT, QUALITY, QUALITY_DRIFT, *CLOSURE_REWARDS)
+    r.name: r for r in (ACTION_FINE, ACTION_JOINT, ACTION_SOFT, QUALITY, QUALITY_DRIFT, *CLOSURE_REWARDS)
 }
 
 

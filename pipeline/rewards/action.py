@@ -5,6 +5,9 @@ Two rewards from one comparison (spec/worldcompass.md 3.3, 3.4): `action_joint`,
 counts. Of several translation thresholds tau the one with the highest joint accuracy is taken, per candidate; the fine
 accuracy is read at that tau. tau and the excursion are stored, since a static video can be "right" on no-ops only.
 
+Both ask yes or no, and a noisy estimate near a threshold answers at random. `action_soft` asks how far the motion is
+from the commanded one, in steps: the same measurement, without the coin.
+
 Two ways to cut a clip, two presets: `per_latent` (the paper: one comparison for each action, its frames accumulated)
 and `per_frame` (the released code). Published thresholds are absolute, for steps of 0.1 units and 2 degrees a latent.
 `relative_to_step` states the same numbers as fractions of the commanded step, so that they hold for any world.
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pipeline.actions import CODES
-from pipeline.camera import WORLDCOMPASS_STEP, StepSize, labels_from_relative
+from pipeline.camera import WORLDCOMPASS_STEP, StepSize, labels_from_relative, step_transform
 from pipeline.errors import DataError
 from pipeline.rewards.base import RawScores, Reward, RewardContext, RewardValues, per_candidate
 
@@ -140,6 +143,27 @@ def score_action(
     return best
 
 
+def closeness(rel_N44: FloatArray, labels_F: LabelArray, step: StepSize, stride: int) -> float:
+    """How near estimated motions, (F-1, 4, 4) in world units, are to the commanded ones: mean over latents and over
+    translation and rotation of 1 - error / step, an error of a whole step or more counting 0.
+
+    Standing still on a single key reads 1/2: the other half, not turning or not moving, was obeyed. Raises DataError as
+    `score_action`.
+    """
+    if len(rel_N44) != len(labels_F) - 1:
+        raise DataError(
+            f"{len(rel_N44)} estimated motions for {len(labels_F)} labelled frames: one fewer is needed"
+        )
+    motions = accumulate(rel_N44, stride)
+    commanded = np.stack([step_transform(int(label), step) for label in step_labels(labels_F, stride)])
+    # along the axes of the new camera, so that a turn which is missing does not count as a wrong direction too
+    moved, asked = (np.einsum("nji,nj->ni", rel[:, :3, :3], rel[:, :3, 3]) for rel in (motions, commanded))
+    apart = np.linalg.norm(moved - asked, axis=-1) / step.translation
+    cosine = (np.einsum("nij,nij->n", motions[:, :3, :3], commanded[:, :3, :3]) - 1) / 2
+    turned = np.degrees(np.arccos(np.clip(cosine, -1, 1))) / step.rotation_deg
+    return float(1 - (np.minimum(apart, 1) + np.minimum(turned, 1)).mean() / 2)
+
+
 def excursion(rel_N44: FloatArray) -> tuple[float, float]:
     """Largest distance (units of the motions) and largest turn (degrees) from the first frame, over all frames."""
     pose, distance, turn = np.eye(4), 0.0, 0.0
@@ -163,7 +187,7 @@ def fit_scale(estimated_N44: FloatArray, commanded_N44: FloatArray) -> float:
     return scale if np.isfinite(scale) and scale > 0 else float("nan")
 
 
-def _reward(kind: Literal["joint", "fine"]) -> Reward:
+def _reward(kind: Literal["joint", "fine", "soft"]) -> Reward:
     def compute(raw: Mapping[str, RawScores], context: RewardContext, config: ActionConfig) -> RewardValues:
         scores = raw[SCORER]
         scale = context.scale if config.scale == "scene" else 1.0
@@ -177,8 +201,8 @@ def _reward(kind: Literal["joint", "fine"]) -> Reward:
             rel[:, :3, 3] *= scale
             score = score_action(rel, context.labels_F, config, context.step, context.stride)
             distance, turn = excursion(rel)
-            value = score.joint if kind == "joint" else score.fine
-            return value, {
+            soft = closeness(rel, context.labels_F, context.step, context.stride)
+            return {"joint": score.joint, "fine": score.fine, "soft": soft}[kind], {
                 "joint": score.joint,
                 "fine": score.fine,
                 "tau": score.tau,
@@ -195,3 +219,4 @@ def _reward(kind: Literal["joint", "fine"]) -> Reward:
 
 ACTION_JOINT = _reward("joint")
 ACTION_FINE = _reward("fine")
+ACTION_SOFT = _reward("soft")

@@ -19,6 +19,7 @@ from pipeline.rewards import RawScores, RewardContext, find
 from pipeline.rewards.action import (
     ActionConfig,
     accumulate,
+    closeness,
     excursion,
     fit_scale,
     score_action,
@@ -96,6 +97,30 @@ def test_half_a_compound_is_fine_half_but_not_joint():
     assert score.hits_S2.tolist() == [[True, False]] * 4
 
 
+@pytest.mark.parametrize("stride", [1, 4])
+def test_closeness_is_one_where_obeyed_and_falls_linearly_with_the_share_that_is_missing(stride):
+    rel, labels_F = perfect(SWITCHING, stride)
+    assert closeness(rel, labels_F, MINI, stride) == pytest.approx(1.0)
+    commanded = frame_labels([0, *parse_word("w+right-4")], stride)
+    for share in (0.0, 0.25, 0.5, 1.0):
+        lazy, _ = perfect(parse_word("w-4"), stride, StepSize(max(share, 1e-9) * MINI.translation, 6.0))
+        # forward by a share of the step, no turn at all: half of it is worth `share`
+        assert closeness(lazy, commanded, MINI, stride) == pytest.approx(share / 2, abs=1e-6)
+    backwards, _ = perfect(parse_word("s-4"), stride)
+    assert closeness(backwards, commanded, MINI, stride) == 0.0
+
+
+def test_closeness_never_rewards_more_than_obeying():
+    rng = np.random.default_rng(3)
+    rel, labels_F = perfect(parse_word("w-4"), 1)
+    for _ in range(20):
+        other = rel.copy()
+        other[:, :3, 3] += rng.normal(scale=0.3, size=(4, 3))
+        assert 0.5 <= closeness(other, labels_F, MINI, 1) < 1  # the rotation is right throughout
+    with pytest.raises(DataError, match="4 estimated motions for 9 labelled frames"):
+        closeness(rel, np.zeros(9, np.int64), MINI, 1)
+
+
 def test_static_camera_is_right_on_no_ops_only():
     rel, _ = perfect(parse_word("none-4"), 1)
     labels = frame_labels([0, *parse_word("w-2, none-2")], 1)
@@ -156,9 +181,9 @@ def group(rel, labels_F, scale=1.0):
 def test_reward_values_details_and_reasons():
     rel, labels_F = perfect(SWITCHING, 1)
     raw, context = group(rel, labels_F)
-    for name in ("action_fine", "action_joint"):
+    for name in ("action_fine", "action_joint", "action_soft"):
         out = find(name).compute(raw, context, ActionConfig())
-        assert out.value_G[0] == 1.0
+        assert out.value_G[0] == pytest.approx(1.0)
         assert np.isnan(out.value_G[1:]).all()
         assert out.reasons == (None, "an estimated pose is not finite", "worker ran out of memory")
         assert out.details["joint"][0] == out.details["fine"][0] == 1.0
