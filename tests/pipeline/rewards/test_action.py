@@ -100,12 +100,14 @@ def test_half_a_compound_is_fine_half_but_not_joint():
 @pytest.mark.parametrize("stride", [1, 4])
 def test_closeness_is_one_where_obeyed_and_falls_linearly_with_the_share_that_is_missing(stride):
     rel, labels_F = perfect(SWITCHING, stride)
-    assert closeness(rel, labels_F, MINI, stride) == pytest.approx(1.0)
+    # four quarter turns on an arc end a little beside one whole step
+    near = 1e-6 if stride == 1 else 0.03
+    assert closeness(rel, labels_F, MINI, stride) == pytest.approx(1.0, abs=near)
     commanded = frame_labels([0, *parse_word("w+right-4")], stride)
     for share in (0.0, 0.25, 0.5, 1.0):
         lazy, _ = perfect(parse_word("w-4"), stride, StepSize(max(share, 1e-9) * MINI.translation, 6.0))
         # forward by a share of the step, no turn at all: half of it is worth `share`
-        assert closeness(lazy, commanded, MINI, stride) == pytest.approx(share / 2, abs=1e-6)
+        assert closeness(lazy, commanded, MINI, stride) == pytest.approx(share / 2, abs=near)
     backwards, _ = perfect(parse_word("s-4"), stride)
     assert closeness(backwards, commanded, MINI, stride) == 0.0
 
