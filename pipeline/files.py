@@ -132,12 +132,48 @@ def locked(path: Path) -> Iterator[None]:
 
     Guards only the moment in which a store is made or cleared. Groups are written without a lock: each has one writer.
     """
-    outside = path.parent
-    while outside.suffix == ".zarr":  # a lock inside an artifact would be hashed with it
-        outside = outside.parent
-    name = path.relative_to(outside).as_posix().replace("/", "-")
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (outside / f".{name}.lock").open("w") as handle:
+        with _beside(path, "lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """A hidden file for locks beside the artifact that `path` is (a part of); inside, it would be hashed with it."""
+    outside = path.parent
+    while outside.suffix == ".zarr":
+        outside = outside.parent
+    name = path.relative_to(outside).as_posix().replace("/", "-")
+    return outside / f".{name}.{suffix}"
+
+
+class Claims:
+    """Which process works on which numbered part of `path`: locks on single bytes of one file beside it.
+
+    The kernel drops them when the process ends, however it ends; on a shared file system they hold across nodes (NFS 4;
+    Lustre mounted with `flock`). Where there are no such locks every claim succeeds: two processes that were given the
+    same part then make it twice, with the same bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with storage_errors(path):
+            self._handle = _beside(path, "claims").open("w")
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._handle.close()
+
+    def take(self, number: int) -> bool:
+        """Claim part `number`; False when another process holds it."""
+        try:
+            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
+
+    def release(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # where there are no locks
+            fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)

@@ -89,6 +89,7 @@ def run_advantage(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         arrays=arrays,
         keys=prefixes.keys,
         inputs=inputs,
+        block=len(prefixes),  # one process writes them all at once: a file an array
     )
     pending = store.pending()
     for index in track(pending, f"advantage {epoch}", len(pending)):

@@ -206,12 +206,15 @@ def _progress() -> Progress:
 
 
 def parse_shard(text: str) -> Shard:
-    """`2/4` -> the second of four parts. Raises UsageError."""
+    """`2/4` -> the second of four parts; `16:32` -> the groups 16 to 31. Raises UsageError."""
     from pipeline.stores import Shard
 
+    first, _, end = text.partition(":")
+    if first.isdigit() and end.isdigit() and int(first) < int(end):
+        return Shard(only=(int(first), int(end)))
     index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit()) or not 1 <= int(index) <= int(count):
-        raise UsageError(f"--shard {text}: write i/n with 1 <= i <= n, for example 1/4")
+        raise UsageError(f"--shard {text}: write i/n with 1 <= i <= n, for example 1/4, or groups, as 16:32")
     return Shard(int(index), int(count))
 
 

@@ -16,7 +16,8 @@ Root = Annotated[
 ]
 ParamsFile = Annotated[Path, typer.Option("--params", help="The parameters file.")]
 ShardText = Annotated[
-    str, typer.Option("--shard", help="Part of the groups, as i/n: 1/4 is the first of four.")
+    str,
+    typer.Option("--shard", help="Part of the groups: 1/4 is the first quarter, 16:32 the groups 16 to 31."),
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a parameter, as key.path=value; repeatable.")

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages import options as o
-from stages.common import EpochPaths, Stopwatch, load_params, need_policy, parse_shard, report, staged, track
+from stages.common import (
+    STOP,
+    EpochPaths,
+    Stopwatch,
+    load_params,
+    need_policy,
+    parse_shard,
+    report,
+    staged,
+    track,
+)
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -34,7 +44,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     from pipeline.cycle_rollout import reference_frame, with_words
     from pipeline.groups import prefix_arrays, scene_tensors
     from pipeline.plan import plan_inputs, plan_of
-    from pipeline.stores import GroupStore, to_array
+    from pipeline.stores import GroupStore, block_size, to_array
     from pipeline.worlds.base import ClipCondition
     from pipeline.worlds.closed_prompts import make_closed_prompts
     from pipeline.worlds.registry import make_prompts, open_policy, policy_digest, scene_of
@@ -84,9 +94,10 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             | plan_inputs(params),
             "policy": policy,
         },
+        block=block_size(len(keys)),
     )
-    pending = store.pending(shard)
-    for index in track(pending, f"prefix {epoch}", len(pending)):
+    pending, made = store.pending(shard), 0
+    for index in track(store.take(pending, STOP.check), f"prefix {epoch}", len(pending)):
         prompt, labels_T = prompts[index], labels_PT[index]
         world.forwards.reset()
         with watch.time("model"):
@@ -131,7 +142,8 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
         }
         with watch.time("store"):
             store.write(index, arrays, record)
-    return finish(store, shard, paths.metrics("prefix"), len(pending), watch) | {"target_clip": clip}
+        made += 1
+    return finish(store, shard, paths.metrics("prefix"), made, watch) | {"target_clip": clip}
 
 
 def finish(store: Any, shard: Shard, metrics: Path, made: int, watch: Stopwatch) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages import options as o
 from stages.common import (
+    STOP,
     EpochPaths,
     Stopwatch,
     load_params,
@@ -41,7 +42,7 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     from pipeline.cycle_rollout import candidate_arrays, sample_group
     from pipeline.groups import read_past
     from pipeline.plan import plan_inputs, plan_of
-    from pipeline.stores import GroupStore, to_array, to_tensor
+    from pipeline.stores import GroupStore, block_size, to_array, to_tensor
     from pipeline.worlds.registry import open_policy, policy_digest
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
@@ -71,9 +72,10 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
             "policy": policy,
             "prefixes": prefixes.content_digest(),
         },
+        block=block_size(len(prefixes)),
     )
-    pending = store.pending(shard)
-    for index in track(pending, f"rollout {epoch}", len(pending)):
+    pending, made = store.pending(shard), 0
+    for index in track(store.take(pending, STOP.check), f"rollout {epoch}", len(pending)):
         with watch.time("store"):
             past = read_past(prefixes, index)
         world.forwards.reset()
@@ -105,7 +107,8 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
         }
         with watch.time("store"):
             store.write(index, {"latents": stored, "frames": frames}, record)
-    return finish(store, shard, paths.metrics("rollout"), len(pending), watch) | {"target_clip": clip}
+        made += 1
+    return finish(store, shard, paths.metrics("rollout"), made, watch) | {"target_clip": clip}
 
 
 def unusable(past_CTHW: torch.Tensor, stored_GCTHW: torch.Tensor, dtype: str) -> dict[str, str]:

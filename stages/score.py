@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stages import options as o
-from stages.common import EpochPaths, Stopwatch, load_params, need, parse_shard, report, staged, track
+from stages.common import STOP, EpochPaths, Stopwatch, load_params, need, parse_shard, report, staged, track
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -65,7 +65,7 @@ def _score(
     from pipeline.plan import first_clip
     from pipeline.scorers.registry import Measured, measure_group
     from pipeline.scorers.tracks import bound
-    from pipeline.stores import GroupStore
+    from pipeline.stores import GroupStore, block_size
 
     clip, engine_of = first_clip(prefixes.record(0)), bound(engine, prefixes)
     candidates, new_frames = rollouts.specs["frames"].shape[:2]
@@ -84,14 +84,17 @@ def _score(
             "rollouts": rollouts.content_digest(),
             "prefixes": prefixes.content_digest(),
         },
+        block=block_size(len(rollouts)),
     )
     todo: dict[int, Measured | None] = dict.fromkeys(store.pending(shard))
     if retry_missing:
-        for index in range(len(store)):
-            if index not in todo and shard.takes(index) and store.record(index)["reasons"]:
+        for index in shard.part(len(store), store.block):
+            if index not in todo and store.record(index)["reasons"]:
                 reasons = {int(g): text for g, text in store.record(index)["reasons"].items()}
                 todo[index] = Measured({spec.name: store.read(index, spec.name) for spec in specs}, reasons)
-    for index in track(sorted(todo), f"score {engine.name}", len(todo)):
+    again, made = {index for index, before in todo.items() if before is not None}, 0
+    taken = store.take(sorted(todo), STOP.check, again)
+    for index in track(taken, f"score {engine.name}", len(todo)):
         with watch.time("store"):
             past_FHW3 = prefixes.read(index, "frames")
             frames = scored_frames(past_FHW3, rollouts.read(index, "frames"), clip)
@@ -101,10 +104,12 @@ def _score(
         record = {"reasons": {str(g): text for g, text in sorted(measured.reasons.items())}}
         with watch.time("store"):
             store.write(index, measured.arrays, record)
+        made += 1
     if shard.alone or not store.pending():
         store.sweep()
-    missing = sum(len(store.record(index)["reasons"]) for index in range(len(store)) if store.done()[index])
-    return {"made": len(todo), "missing": missing, "time": watch.rounded()}
+    done = store.done()
+    missing = sum(len(store.record(index)["reasons"]) for index in range(len(store)) if done[index])
+    return {"made": made, "missing": missing, "time": watch.rounded()}
 
 
 def command(

@@ -1,4 +1,4 @@
-"""How arrays of groups lie on disk: one group is one shard, one candidate is one chunk inside it.
+"""How arrays of groups lie on disk: a group, or a block of groups, is one shard; a candidate is one chunk inside it.
 
 Measured in spec cluster C: zarr-python writes a shard atomically (temporary file and rename), a checksum inside the
 chunk turns a flipped byte from a silently wrong number into an error, video compresses well with lz4 at little cost
@@ -45,9 +45,10 @@ class ArraySpec:
         inner = (1, *self.shape[1:]) if self.per_candidate else self.shape
         return (1, *inner)
 
-    def shards(self) -> tuple[int, ...] | None:
-        """None when the group is a single chunk: the chunk file itself is then the atomic unit."""
-        return (1, *self.shape) if self.per_candidate and self.shape[0] > 1 else None
+    def shards(self, block: int = 1) -> tuple[int, ...] | None:
+        """Shape of a shard of `block` groups; None when it is a single chunk, whose file is then the atomic unit."""
+        several = block > 1 or (self.per_candidate and self.shape[0] > 1)
+        return (block, *self.shape) if several else None
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "shape": list(self.shape)}
@@ -55,21 +56,6 @@ class ArraySpec:
     @staticmethod
     def from_json(data: dict[str, Any]) -> ArraySpec:
         return ArraySpec(data["name"], tuple(data["shape"]), data["dtype"], data["per_candidate"])
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` (from 1) of `count`: which groups one process takes. Any split gives identical groups."""
-
-    index: int = 1
-    count: int = 1
-
-    def takes(self, group: int) -> bool:
-        return group % self.count == self.index - 1
-
-    @property
-    def alone(self) -> bool:
-        return self.count == 1
 
 
 def to_array(tensor: torch.Tensor, dtype: str) -> NDArray[Any]:

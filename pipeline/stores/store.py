@@ -19,7 +19,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from pipeline import files
 from pipeline.digests import digest_file, digest_of, input_changes
 from pipeline.errors import DataError
-from pipeline.stores.schema import ArraySpec, Shard, to_tensor
+from pipeline.stores.schema import ArraySpec, to_tensor
+from pipeline.stores.sharding import Shard
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +63,7 @@ class GroupStore:
         self.about: dict[str, Any] = about
         self.specs = {spec.name: spec for spec in map(ArraySpec.from_json, about["arrays"])}
         self.keys: list[str] = list(about["keys"])
+        self.block = int(about.get("block", 1))
         self._arrays = {name: self._array(name) for name in (*self.specs, "done")}
 
     # ---------------------------------------------------------------- making and opening
@@ -74,11 +77,13 @@ class GroupStore:
         arrays: Sequence[ArraySpec],
         keys: Sequence[str],
         inputs: Mapping[str, Any],
+        block: int = 1,
     ) -> GroupStore:
         """Open the store at `path` if it was made from these inputs; otherwise clear it and make it anew, empty.
 
         kind     what the groups are ("rollouts"); part of the identity
         keys     one key a group, in order
+        block    groups that share one file an array (`sharding.block_size`); above 1 it is a `PackedStore`
         inputs   everything that the contents follow from (parameters, digests of upstream artifacts); kept in the
                  attributes, so an artifact says what it was made with
         Raises StorageError when the disk is full, DataError when two groups have one key.
@@ -94,6 +99,8 @@ class GroupStore:
             "keys": list(keys),
             "inputs": json.loads(json.dumps(inputs)),
         }
+        if block > 1:  # absent otherwise: stores of single groups keep the identity that they always had
+            about["block"] = block
         about["input_digest"] = digest_of(about)
         with files.locked(path), files.storage_errors(path):
             files.remove_leftovers(path)
@@ -110,8 +117,13 @@ class GroupStore:
         """Open an existing store. Raises DataError when it is missing, not a store of this format, or unreadable."""
         if not (path / "zarr.json").exists():
             raise DataError(f"{path}: is missing; {remedy}")
+        from pipeline.stores.packed import PackedStore  # a subclass: imported late, there is no cycle
+
         try:
-            store = cls(path, zarr.open_group(path, mode="r+", zarr_format=3, use_consolidated=False))
+            root = zarr.open_group(path, mode="r+", zarr_format=3, use_consolidated=False)
+            about = root.attrs["wcpipe"]
+            assert isinstance(about, dict)
+            store = (PackedStore if about.get("block", 1) != 1 else GroupStore)(path, root)
         except (ValueError, KeyError, TypeError, AssertionError, OSError) as error:
             raise DataError(
                 f"{path}: is not a wcpipe store or its zarr.json is damaged; delete it and {remedy}"
@@ -164,7 +176,36 @@ class GroupStore:
     def pending(self, shard: Shard = Shard()) -> list[int]:
         """Indices of this shard's groups that are still to be made."""
         done = self.done()
-        return [index for index in range(len(self)) if done[index] == 0 and shard.takes(index)]
+        return [index for index in shard.part(len(self), self.block) if done[index] == 0]
+
+    def take(
+        self, indices: Sequence[int], idle: Callable[[], None] = lambda: None, again: Collection[int] = ()
+    ) -> Iterator[int]:
+        """Yield each of `indices` that is still to be made, while this process alone holds it.
+
+        Two processes that were given the same part share the work instead of doing it twice: what another one is making
+        comes last, and when that one has finished or died. `idle` is called while waiting (it may raise, to stop);
+        groups in `again` are yielded although they are finished.
+        """
+        blocks: dict[int, list[int]] = {}
+        for index in indices:
+            blocks.setdefault(index // self.block, []).append(index)
+        with files.Claims(self.path) as claims:
+            waiting = list(blocks)
+            while waiting:
+                held_elsewhere = []
+                for number in waiting:
+                    if not claims.take(number):
+                        held_elsewhere.append(number)
+                        continue
+                    for index in blocks[number]:
+                        if index in again or self._mark(index) == 0:
+                            yield index
+                    claims.release(number)
+                if held_elsewhere == waiting:
+                    idle()
+                    time.sleep(0.1)
+                waiting = held_elsewhere
 
     def require_complete(self, remedy: str) -> GroupStore:
         """This store, if every group is finished; otherwise DataError with the counts and `remedy`."""
@@ -187,12 +228,7 @@ class GroupStore:
         record   JSON; `key`, `index` and `sha256` (of the shards) are added. NaN is refused (unknown is null).
         Raises StorageError when the disk is full: the group is then not done, all others stay valid.
         """
-        if set(arrays) != set(self.specs):
-            raise ValueError(f"{self.path}: expected the arrays {sorted(self.specs)}, got {sorted(arrays)}")
-        for name, spec in self.specs.items():
-            if arrays[name].shape != spec.shape or arrays[name].dtype != spec.stored_dtype:
-                got = f"{arrays[name].dtype}{arrays[name].shape}"
-                raise ValueError(f"{self.path}: {name} must be {spec.stored_dtype}{spec.shape}, got {got}")
+        self._fits(arrays)
         with files.storage_errors(self.path, "the groups that are finished stay valid"):
             self.invalidate(index)
             for name in self.specs:
@@ -200,6 +236,14 @@ class GroupStore:
             own = {"key": self.keys[index], "index": index, "sha256": self.shard_digests(index)}
             files.write_json(self.record_path(index), {**own, **record})
             self._arrays["done"][index] = self.mark(index)
+
+    def _fits(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        if set(arrays) != set(self.specs):
+            raise ValueError(f"{self.path}: expected the arrays {sorted(self.specs)}, got {sorted(arrays)}")
+        for name, spec in self.specs.items():
+            if arrays[name].shape != spec.shape or arrays[name].dtype != spec.stored_dtype:
+                got = f"{arrays[name].dtype}{arrays[name].shape}"
+                raise ValueError(f"{self.path}: {name} must be {spec.stored_dtype}{spec.shape}, got {got}")
 
     def read(self, index: int, name: str) -> NDArray[Any]:
         """One array of one finished group, shape `specs[name].shape`. Raises DataError when undone or damaged."""
@@ -219,7 +263,9 @@ class GroupStore:
     def record(self, index: int) -> dict[str, Any]:
         """The JSON record of one group. Raises DataError when it is missing, damaged or of another group."""
         path = self.record_path(index)
-        record = files.read_json(path, self._repair_hint())
+        return self._own(files.read_json(path, self._repair_hint()), index, path)
+
+    def _own(self, record: dict[str, Any], index: int, path: Path) -> dict[str, Any]:
         if record.get("key") != self.keys[index] or record.get("index") != index:
             other = f"group {record.get('key')}, not {self.keys[index]}"
             raise ForeignGroup(f"{path}: belongs to {other}; {self._repair_hint()}")
@@ -254,7 +300,12 @@ class GroupStore:
         return self.path / name / key
 
     def group_files(self, index: int) -> list[Path]:
+        """The files that hold this group."""
         return [*(self.array_path(index, name) for name in self.specs), self.record_path(index)]
+
+    def known_files(self) -> set[Path]:
+        """Every file that a group of this store may have."""
+        return {path for index in range(len(self)) for path in self.group_files(index)}
 
     def shard_digests(self, index: int) -> dict[str, str]:
         """sha256 of each array's file of this group. Raises DataError when one is missing."""
@@ -282,14 +333,14 @@ class GroupStore:
 
 def _create(path: Path, about: Mapping[str, Any], arrays: Sequence[ArraySpec]) -> None:
     root = zarr.create_group(path, zarr_format=3, attributes={"wcpipe": dict(about)})
-    groups = len(about["keys"])
+    groups, block = len(about["keys"]), about.get("block", 1)
     for spec in arrays:
         root.create_array(
             spec.name,
             shape=(groups, *spec.shape),
             dtype=spec.stored_dtype,
             chunks=spec.chunks(),
-            shards=spec.shards(),
+            shards=spec.shards(block),
             compressors=[
                 *([BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")] if spec.compressed else []),
                 Crc32cCodec(),
@@ -302,7 +353,7 @@ def _create(path: Path, about: Mapping[str, Any], arrays: Sequence[ArraySpec]) -
         "done",
         shape=(groups,),
         dtype="uint32",
-        chunks=(1,),
+        chunks=(block,),
         compressors=[Crc32cCodec()],
         chunk_key_encoding={"name": "default", "separator": "."},
         fill_value=0,

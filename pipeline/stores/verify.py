@@ -24,7 +24,7 @@ class Problem:
 def verify(store: GroupStore) -> list[Problem]:
     """Check every finished group's mark and shards, and look for files that belong to nobody; reads every byte."""
     problems: list[Problem] = []
-    expected = {path for index in range(len(store)) for path in store.group_files(index)}
+    expected = store.known_files()
     for index, mark in enumerate(store.done()):
         key = store.keys[index]
         if mark == 0:
