@@ -137,11 +137,17 @@ class TracksEngine:
         """Nothing."""
         return {}
 
-    def for_pairs(self, pairs: FramePairs, room: int, reference_HW3: Frames | None = None) -> BoundTracks:
-        """The engine for one group: its pairs, `room` for as many as the largest group of the store has, and the end
-        frame of a relation's other word.
+    def for_pairs(
+        self,
+        pairs: FramePairs,
+        room: int,
+        size_HW: tuple[int, int],
+        reference_HW3: Frames | None = None,
+    ) -> BoundTracks:
+        """The engine for one group: its pairs, `room` for as many as the largest group of the store has, the size of
+        its frames and the end frame of a relation's other word.
         """
-        return BoundTracks(self._tracker, pairs, room, reference_HW3)
+        return BoundTracks(self._tracker, pairs, room, size_HW, reference_HW3, self.name)
 
 
 @dataclass(frozen=True)
