@@ -26,6 +26,7 @@ from pipeline.advantages import AdvantageConfig
 from pipeline.benchmark.config import AccuracyConfig, CycleBenchConfig
 from pipeline.cycle_config import CycleConfig
 from pipeline.errors import ConfigError
+from pipeline.sampler import SamplerConfig, fill
 from pipeline.updates.config import UpdateConfig
 from pipeline.words import TrainingMix
 from pipeline.worlds.mini.config import PretrainConfig
@@ -66,16 +67,6 @@ class TargetConfig(Section):
         if self.n_min > self.n_max:
             raise ValueError(f"target.n_min is {self.n_min}, above n_max = {self.n_max}: swap them")
         return self
-
-
-class SamplerConfig(Section):
-    """The ODE sampler of prefixes and candidates; the update draws its noise levels from the same ones."""
-
-    steps: int = Field(5, ge=1, description="Euler steps of the flow-matching ODE")
-    shift: float = Field(3.0, gt=0, description="timestep shift: above 1 spends more steps at high noise")
-    latents: Literal["float16", "float32", "bfloat16"] = Field(
-        "float16", description="type that latents are stored in"
-    )
 
 
 class PrefixConfig(Section):
@@ -148,7 +139,7 @@ class Params(Section):
         data = self.model_dump(mode="json")
         for key in ("steps", "shift"):
             del data["update"][key]
-        return data
+        return data | {"sampler": self.sampler.written()}
 
     def first_prompt(self, epoch: str) -> int:
         """Number of an epoch's first prompt: `prefix.first_prompt` and the groups of all epochs with a smaller number.
@@ -229,7 +220,8 @@ def one_sampler(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     sampler, update = data.get("sampler", {}), data.get("update", {})
     if not isinstance(sampler, dict) or not isinstance(update, dict):
         return dict(data)
-    shared = {key: sampler.get(key, SamplerConfig.model_fields[key].default) for key in ("steps", "shift")}
+    filled = fill(sampler)
+    shared = {key: filled.get(key, SamplerConfig.model_fields[key].default) for key in ("steps", "shift")}
     for key, value in shared.items():
         if update.get(key, value) != value:
             raise ConfigError(
