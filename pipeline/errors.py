@@ -69,6 +69,12 @@ class ScorerUnavailable(DependencyError):
     """A scorer's environment or worker process cannot be used at all: no fault of any clip, so the stage stops."""
 
 
+class ClusterError(WcpipeError):
+    """SLURM refused a job, does not answer, or a task failed for good."""
+
+    exit_code = 11
+
+
 class Interrupted(WcpipeError):
     """A signal asked to stop; the stage ended at an item's end and can be resumed (EX_TEMPFAIL)."""
 
