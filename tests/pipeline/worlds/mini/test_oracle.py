@@ -139,9 +139,9 @@ def test_a_failed_frame_spoils_the_motion_into_it_and_out_of_it() -> None:
         assert accuracy(labels, np.concatenate([[[0]], word], 1))["joint"].sum() == 4 - expected
 
 
-@pytest.mark.parametrize(("share", "counts"), [(0.3, False), (0.4, True)])
+@pytest.mark.parametrize(("share", "counts"), [(0.45, False), (0.55, True)])
 def test_a_motion_counts_from_the_threshold_on(share: float, counts: bool) -> None:
-    assert 0.3 < oracle.THRESHOLD < 0.4
+    assert oracle.THRESHOLD == 0.5  # nearer to obeyed than to ignored
     c2w = np.tile(np.eye(4), (1, 2, 1, 1))
     c2w[0, 1, 2, 3] = share * oracle.STEP.translation
     label = OracleTrack(c2w, np.zeros((1, 2)), np.zeros((1, 2), bool)).labels_BF()[0, 1]
