@@ -42,16 +42,27 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class StepConfig(Section):
+    """How far one action goes in the prompts of a published world; the defaults are WorldCompass's."""
+
+    translation: float = Field(0.1, gt=0, description="units of the world a translation key (WorldPlay: 0.08)")
+    rotation_deg: float = Field(2.0, gt=0, description="degrees a rotation key (WorldPlay: 3)")
+
+
 class WorldConfig(Section):
     """Which world model is trained and where its base comes from (stage `base`)."""
 
-    name: Literal["mini"] = Field("mini", description="world model")
-    base: Literal["shipped", "pretrain"] = Field(
-        "shipped", description="shipped: copy `weights`; pretrain: train it here with the section `pretrain`"
+    name: Literal["mini", "worldplay-5b", "worldplay-8b"] = Field("mini", description="world model")
+    base: Literal["shipped", "pretrain", "imported"] = Field(
+        "shipped",
+        description="shipped: copy `weights`; pretrain: train it here with the section `pretrain`; "
+        "imported: take `weights`, made by `wcpipe import`",
     )
     weights: str = Field(
-        "weights/mini", description="folder of the shipped base, relative to the working folder"
+        "weights/mini", description="folder of the shipped or imported base, relative to the working folder"
     )
+    scenes: str = Field("", description="store of encoded scenes (`wcpipe encode`); published worlds only")
+    step: StepConfig = Field(StepConfig(), description="how far one action goes; published worlds only")
 
 
 class TargetConfig(Section):

@@ -36,12 +36,35 @@ def check(params: Params, source: str, at: str = "") -> None:
                 raise ConfigError(
                     f"{source}: {at}advantage.weights.{name} needs the scorer {scorer!r}: add it to score.scorers"
                 )
+    _check_world(params, source)
     _check_cycles(params, source, at)
     if params.advantage.best_of_n > params.rollout.candidates:
         raise ConfigError(
             f"{source}: {at}advantage.best_of_n is {params.advantage.best_of_n}, above rollout.candidates = "
             f"{params.rollout.candidates}: lower it or draw more candidates"
         )
+
+
+def _check_world(params: Params, source: str) -> None:
+    """The mini world is shipped or trained here and makes its prompts; published ones are imported and have scenes."""
+    world = params.world
+    mini = world.name == "mini"
+    if mini == (world.base == "imported"):
+        allowed = "shipped or pretrain" if mini else "imported"
+        raise ConfigError(
+            f"{source}: world.base is {world.base!r}, but world.name: {world.name} needs {allowed}"
+        )
+    if mini and params.sampler.cfg != 1:
+        raise ConfigError(
+            f"{source}: sampler.cfg is {params.sampler.cfg:g}: the mini world has no negative text; set it to 1"
+        )
+    if mini == bool(world.scenes):
+        remedy = (
+            "the mini world makes its own scenes: remove it"
+            if mini
+            else "name the store that `wcpipe encode` wrote"
+        )
+        raise ConfigError(f"{source}: world.scenes is {world.scenes!r}: {remedy}")
 
 
 def _check_cycles(params: Params, source: str, at: str) -> None:

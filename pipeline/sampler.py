@@ -104,7 +104,7 @@ def sampler_warnings(sampler: SamplerConfig, checkpoint: str | None) -> list[str
         )
         lines.append(
             f"WARNING: {what}, sampled in {sampler.steps} steps. NFT takes a velocity for that of a flow and moves it "
-            "at each noise level on its own; a distilled student's is neither, and few levels are trained at all. Expect "
+            "at each noise level on its own; a distilled student's is neither, and few levels are trained. Expect "
             "slower or unstable learning; WorldCompass trains the undistilled 8B (sampler.preset: worldcompass-rl)"
         )
     if sampler.cfg != 1:

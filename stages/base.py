@@ -6,6 +6,7 @@ give the same layout, and from here on nothing knows the difference but the dige
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from stages.common import EpochPaths, load_params, report, staged
 
 if TYPE_CHECKING:
     from pipeline.config import Params
+
+log = logging.getLogger("wcpipe.base")
 
 CODE = 1  # as in stages.prefix
 
@@ -36,9 +39,10 @@ def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
             params.pretrain, source, "world", workers=1, compiled=False
         )  # goes on, or is done already
     if not _same(source, paths.base):
-        copy_base(source, paths.base)
+        copy_base(params.world.name, source, paths.base)
     digest = base_digest(paths.base)
     inputs = {"stage": "base", "code": CODE, "base": digest, "params": _trained(params)}
+    warn_of_sampler(params, paths.base)
     summary = {"base": digest[:SHORT], "source": params.world.base}
     try:
         if read_state(paths.policy)["state"]["extra"].get("inputs") == inputs:
@@ -49,6 +53,15 @@ def _run(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     prepare_params(world.model, params.update.params, params.seed)
     Policy(world.model, params.update, params.seed).save(paths.policy, {"inputs": inputs})
     return summary | {"made": 1}
+
+
+def warn_of_sampler(params: Params, base: Path) -> None:
+    """Say loudly what of the sampler makes NFT's samples poor (few-step students, guidance)."""
+    from pipeline.sampler import sampler_warnings
+    from pipeline.worlds.registry import checkpoint_of
+
+    for line in sampler_warnings(params.sampler, checkpoint_of(params.world.name, base)):
+        log.warning("%s", line)
 
 
 def _same(source: Path, folder: Path) -> bool:

@@ -15,6 +15,7 @@ from stages import (
     advantage,
     base,
     doctor,
+    encode,
     evaluate,
     import_,
     prefix,
@@ -48,6 +49,7 @@ for name, module in (
     ("report", report),
     ("pretrain", pretrain),
     ("import", import_),
+    ("encode", encode),
     ("verify", verify),
     ("doctor", doctor),
 ):

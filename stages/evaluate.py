@@ -50,9 +50,15 @@ def result_name(subject: str, config: AccuracyConfig) -> str:
 def run_evaluate(params: Params, epoch: str, root: Path, name: str | None = None) -> dict[str, Any]:
     """Write `evaluation/<name>.json` for the policy of `epoch` (e000: the base), unless it is there already."""
     from pipeline.benchmark.action_accuracy import evaluate_policy
+    from pipeline.errors import ConfigError
     from pipeline.updates.checkpoint import read_state
     from pipeline.worlds.registry import base_digest, open_policy
 
+    if params.world.name != "mini":
+        raise ConfigError(
+            f"world.name is {params.world.name}: evaluation compares with the true state, which only the mini world has; "
+            "look at artifacts/<epoch>/metrics and at the rollouts' frames"
+        )
     paths, config = EpochPaths(root, epoch), params.evaluate
     need_policy(paths)
     inputs = {

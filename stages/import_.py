@@ -31,6 +31,18 @@ class DtypeName(StrEnum):
     float32 = "float32"
 
 
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """`704x1280` -> (704, 1280), height first; None stays None. Raises UsageError."""
+    from pipeline.errors import UsageError
+
+    if text is None:
+        return None
+    height, _, width = text.lower().partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise UsageError(f"--frame-size {text}: write height x width in pixels, as 704x1280")
+    return int(height), int(width)
+
+
 def command(
     base: Annotated[BaseName, typer.Argument(help="Which base it is.", show_default=False)],
     source: Annotated[
@@ -40,6 +52,26 @@ def command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make, such as artifacts/base.")],
+    vae: Annotated[
+        Path | None,
+        typer.Option("--vae", help="The base's frame codec: diffusers' vae folder.", show_default=False),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            help="5B: distilled; 8B: ar, ar-rl or ar-distilled. Else as the source's folder is called.",
+            show_default=False,
+        ),
+    ] = None,
+    frame_size: Annotated[
+        str | None,
+        typer.Option(
+            "--frame-size",
+            help="Height x width, if not the published 704x1280 or 480x832.",
+            show_default=False,
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="A config.json, if it is not the full-size network.")
     ] = None,
@@ -51,11 +83,16 @@ def command(
 ) -> None:
     """Import published WorldPlay weights into a diffusers folder, checked and streamed.
 
-    Example: wcpipe import worldplay-5b wan_distilled_model/model.pt --out artifacts/base
-    Example: wcpipe import worldplay-8b ar_distilled_action_model --out artifacts/base
+    Example: wcpipe import worldplay-5b wan_distilled_model/model.pt --vae Wan2.2-TI2V-5B/vae -o weights/worldplay-5b
+    Example: wcpipe import worldplay-8b ar_model --vae HunyuanVideo-1.5/vae -o weights/worldplay-8b
     """
+    from pipeline.errors import UsageError
     from pipeline.worlds.importer import import_base, plan_import
+    from pipeline.worlds.worldplay import KINDS
 
+    known = KINDS[base.value].checkpoints
+    if checkpoint is not None and checkpoint not in known:
+        raise UsageError(f"--checkpoint {checkpoint}: of {base.value} there are {', '.join(known)}")
     plan = plan_import(base.value, config)
     with step_bar("import", len(plan.shapes)) as advance:
 
@@ -63,5 +100,15 @@ def command(
             advance(done)
             STOP.check()
 
-        note = import_base(plan, source, out, part=part, dtype=dtype.value, progress=progress)
+        note = import_base(
+            plan,
+            source,
+            out,
+            vae=vae,
+            checkpoint=checkpoint,
+            frame_size=parse_size(frame_size),
+            part=part,
+            dtype=dtype.value,
+            progress=progress,
+        )
     report({"stage": "import"} | note | {"folder": str(out)}, json)

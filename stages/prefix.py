@@ -47,7 +47,15 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     from pipeline.stores import GroupStore, block_size, to_array
     from pipeline.worlds.base import ClipCondition
     from pipeline.worlds.closed_prompts import make_closed_prompts
-    from pipeline.worlds.registry import make_prompts, open_policy, policy_digest, scene_of
+    from pipeline.worlds.registry import (
+        make_prompts,
+        open_policy,
+        policy_digest,
+        prompt_source,
+        scene_of,
+        source_inputs,
+    )
+    from stages.base import warn_of_sampler
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
     previous = need_policy(EpochPaths(root, params.previous(epoch)))
@@ -58,17 +66,28 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     clip = plan.clip
     with watch.time("load"):
         policy = policy_digest(paths.base, previous)
-        world = open_policy(params.world.name, paths.base, previous, "old", params.update, params.seed)
-    sampling = rollout.Sampling(params.sampler.steps, params.sampler.shift, params.seed, number)
+        warn_of_sampler(params, paths.base)
+        sampler = params.sampler
+        world = open_policy(
+            params.world.name,
+            paths.base,
+            previous,
+            "old",
+            params.update,
+            params.seed,
+            sampler.truncate_timestep,
+        )
+    sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg)
     with watch.time("prompts"):
         indices = range(first, first + params.prefix.groups)
         actions = world.spec.clip_latents * clip - 1
+        source = prompt_source(params.world, world.spec)
         if plan.words == "none":
             closed = []
-            prompts = make_prompts(params.world.name, "rl", indices, params.seed, actions, params.words)
+            prompts = make_prompts(source, "rl", indices, params.seed, actions, params.words)
         else:
             closed = make_closed_prompts(
-                params.world.name, "rl", indices, params.seed, plan, params.cycle, params.words, world.spec
+                source, "rl", indices, params.seed, plan, params.cycle, params.words, world.spec
             )
             prompts = [one.prompt for one in closed]
     labels_PT = [np.concatenate([np.zeros(1, np.int64), prompt.labels_A]) for prompt in prompts]
@@ -76,7 +95,8 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
         rollout.group_key(prompt.scene_key, labels_T, clip, policy)
         for prompt, labels_T in zip(prompts, labels_PT, strict=True)
     ]
-    example = scene_of(world, prompts[0])
+    guided = sampler.cfg != 1
+    example = scene_of(world, prompts[0], guided)
     store = GroupStore.prepare(
         paths.prefixes,
         kind="prefixes",
@@ -91,7 +111,8 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
             "first_prompt": first,
             "params": params.dump("seed", "words", "target", "sampler", "prefix")
             | {"world": params.world.name}
-            | plan_inputs(params),
+            | plan_inputs(params)
+            | source_inputs(params.world),
             "policy": policy,
         },
         block=block_size(len(keys)),
@@ -101,7 +122,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
         prompt, labels_T = prompts[index], labels_PT[index]
         world.forwards.reset()
         with watch.time("model"):
-            scene = scene_of(world, prompt)
+            scene = scene_of(world, prompt, guided)
             condition = ClipCondition.of(labels_T, prompt.c2w_T44, prompt.K_33)
             latents_CTHW = rollout.sample_prefix(
                 world, scene, condition, prompt.c2w_T44, plan.first, sampling, keys[index]

@@ -54,8 +54,17 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     clip = plan.clip
     with watch.time("load"):
         policy = policy_digest(paths.base, previous)
-        world = open_policy(params.world.name, paths.base, previous, "old", params.update, params.seed)
-    sampling = rollout.Sampling(params.sampler.steps, params.sampler.shift, params.seed, number)
+        sampler = params.sampler
+        world = open_policy(
+            params.world.name,
+            paths.base,
+            previous,
+            "old",
+            params.update,
+            params.seed,
+            sampler.truncate_timestep,
+        )
+    sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg)
     dtype = params.sampler.latents
     store = GroupStore.prepare(
         paths.rollouts,

@@ -40,7 +40,7 @@ def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     from pipeline.plan import plan_inputs
     from pipeline.scorers.registry import engine_digest
     from pipeline.updates.checkpoint import checkpoint_digest
-    from pipeline.worlds.registry import base_digest
+    from pipeline.worlds.registry import base_digest, source_inputs
     from stages import advantage, prefix, rollout, score
 
     paths, previous = EpochPaths(root, epoch), need_policy(EpochPaths(root, params.previous(epoch)))
@@ -52,7 +52,7 @@ def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         "code": [CODE, *(module.CODE for module in (prefix, rollout, score, advantage))],
         "epoch": epoch,
         "first_prompt": first,
-        "params": params.dump(*sections) | {"world": params.world.name} | plan_inputs(params),
+        "params": params.dump(*sections) | {"world": params.world.name} | plan_inputs(params) | source_inputs(params.world),
         "base": base_digest(paths.base),
         "previous": checkpoint_digest(previous),
         "rewards": {name: rewards.find(name).version for name in params.advantage.weights},
@@ -105,7 +105,7 @@ def run_update(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         pass  # none yet, or damaged: it is made again from the previous one
 
     with watch.time("load"):
-        world = open_world(params.world.name, paths.base)
+        world = open_world(params.world.name, paths.base, params.sampler.truncate_timestep)
         prepare_params(world.model, params.update.params, params.seed)
         policy = Policy(world.model, params.update, params.seed)
         policy.load(previous)

@@ -7,7 +7,7 @@ frame of the first, sampled once, is what they are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from pipeline.worlds.registry import Prompt, make_prompts
 if TYPE_CHECKING:
     from pipeline.cycle_config import CycleConfig
     from pipeline.worlds.base import WorldSpec
+    from pipeline.worlds.scene_store import Scenes
 
 Poses = NDArray[np.float64]
 TRIES = 400
@@ -55,7 +56,7 @@ class ClosedPrompt:
 
 
 def make_closed_prompts(
-    name: str,
+    name: str | Scenes,
     split: str,
     indices: Iterable[int],
     seed: int,
@@ -85,7 +86,7 @@ def make_closed_prompts(
     return made
 
 
-def _starts(name: str, split: str, index: int, seed: int, mix: TrainingMix) -> Iterable[Prompt]:
+def _starts(name: str | Scenes, split: str, index: int, seed: int, mix: TrainingMix) -> Iterable[Prompt]:
     """Scenes to try for one prompt: many rooms of the mini world; elsewhere the one scene that the prompt has.
 
     Their words and poses are replaced.
@@ -119,7 +120,7 @@ def _room(split: str, index: int, seed: int, attempt: int) -> Prompt:
 
 
 def placed(
-    name: str,
+    name: str | Scenes,
     prompt: Prompt,
     rng: np.random.Generator,
     labels_A: NDArray[np.int64],
@@ -151,6 +152,22 @@ def placed(
     )
 
 
+def closed_case(
+    name: str, split: str, index: int, seed: int, build: Callable[[StepSize], ClosedWord]
+) -> tuple[ClosedWord, Prompt | None]:
+    """A case of a benchmark: one given word (`build` makes it for the world's step) at its first fitting start."""
+    rng = np.random.default_rng([seed, index, 0xCA5E])
+    word = None
+    for prompt in _starts(name, split, index, seed, TrainingMix()):
+        word = word or build(prompt.step)
+        found = placed(name, prompt, rng, word.labels_A, word.c2w_T44, word.c2w_T44)
+        if found is not None:
+            return word, found
+    if word is None:
+        raise WordError(f"prompt {index}: there is no scene to start from")
+    return word, None
+
+
 def _cycle(
     rng: np.random.Generator,
     prompt: Prompt,
@@ -158,7 +175,7 @@ def _cycle(
     config: CycleConfig,
     mix: TrainingMix,
     spec: WorldSpec,
-    name: str,
+    name: str | Scenes,
 ) -> ClosedPrompt | None:
     scale = MultiScale(smallest=config.smallest, levels=config.levels)
     assert plan.level is not None
@@ -187,7 +204,7 @@ def relation_pool(seed: int, step: StepSize, actions: int) -> tuple[Relation, ..
 
 
 def _relation(
-    rng: np.random.Generator, prompt: Prompt, seed: int, latents: int, spec: WorldSpec, name: str
+    rng: np.random.Generator, prompt: Prompt, seed: int, latents: int, spec: WorldSpec, name: str | Scenes
 ) -> ClosedPrompt | None:
     pool = relation_pool(seed, prompt.step, latents - 1)
     relation = pool[int(rng.random() * len(pool))]

@@ -1,4 +1,4 @@
-"""Import a published WorldPlay checkpoint into a folder of ours: `transformer/` (config.json, shards), `import.json`.
+"""Import a published WorldPlay checkpoint into a base folder: `transformer/`, `vae/`, world.json and import.json.
 
 Everything that can be wrong is found before the first weight is read: names and shapes against the manifest that the
 key rules give, room on the disk. Then tensors stream one by one from the mapped file into the shards; more than one is
@@ -15,12 +15,14 @@ import torch
 
 from pipeline import files
 from pipeline.errors import CheckpointError, StorageError, UsageError
-from pipeline.worlds.checkpoints import kept_in_fp32, read_config
+from pipeline.worlds.checkpoints import describe_network, kept_in_fp32, read_config
+from pipeline.worlds.codecs import HunyuanCodec, WanCodec
 from pipeline.worlds.hunyuan import WorldPlayHunyuan
 from pipeline.worlds.import_keys import Source, manifest, sources_5b, sources_8b
 from pipeline.worlds.published import Published, open_published
 from pipeline.worlds.shards import byte_size, write_shards
 from pipeline.worlds.wan import WorldPlayWan
+from pipeline.worlds.worldplay import KINDS, WORLD, About, guess_checkpoint
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -33,6 +35,10 @@ class Base:
     sources: Callable[[list[str]], dict[str, Source]]
 
 
+CODECS: dict[str, type[WanCodec] | type[HunyuanCodec]] = {
+    "worldplay-5b": WanCodec,
+    "worldplay-8b": HunyuanCodec,
+}
 BASES = {"worldplay-5b": Base(WorldPlayWan, sources_5b), "worldplay-8b": Base(WorldPlayHunyuan, sources_8b)}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NAMED = 20  # names of one kind that fit into one line; all of them go to the list beside the target
@@ -65,6 +71,9 @@ def import_base(
     source: Path,
     out: Path,
     *,
+    vae: Path | None = None,
+    checkpoint: str | None = None,
+    frame_size: tuple[int, int] | None = None,
     part: str = "generator",
     dtype: str = "bfloat16",
     shard_bytes: int = 4 << 30,
@@ -72,9 +81,11 @@ def import_base(
 ) -> dict[str, Any]:
     """Convert `source` into `out`; returns what import.json says. `progress(done)` is called for each tensor.
 
-    What diffusers keeps in fp32 (norms and time embedding of the 5B) stays fp32 if it is so in the file. Raises
-    CheckpointError, naming every missing, unexpected or misshapen key, UsageError when `out` holds anything but an
-    earlier import, and StorageError; `out` is then as it was before.
+    `vae` is the base's frame codec as diffusers publishes it, checked and copied. `checkpoint` (None: what the source's
+    path says) and `frame_size` (None: the published one; height, width) go into world.json. What diffusers keeps in
+    fp32 (norms and time embedding of the 5B) stays fp32 if it is so in the file. Raises CheckpointError, naming every
+    missing, unexpected or misshapen key, UsageError when `out` holds anything but an earlier import, and StorageError;
+    `out` is then as it was before.
     """
     if out.exists() and not (out / "import.json").exists():
         raise UsageError(
@@ -82,6 +93,12 @@ def import_base(
         )
     found = open_published(source, part)
     check_published(source, found.shapes, plan.published, out)
+    about = About(
+        plan.base,
+        checkpoint or guess_checkpoint(plan.base, source.absolute()),
+        frame_size or KINDS[plan.base].frame_size,
+    )
+    codec = [] if vae is None else check_codec(plan.base, vae, out)
     kind = type(plan.network)
     dtypes = {
         name: torch.float32
@@ -90,9 +107,12 @@ def import_base(
         for name in plan.shapes
     }
     layout = {name: (dtypes[name], shape) for name, shape in plan.shapes.items()}
-    _check_room(out, sum(byte_size(*entry) for entry in layout.values()))
+    _check_room(
+        out, sum(byte_size(*entry) for entry in layout.values()) + sum(p.stat().st_size for p in codec)
+    )
     note = {
         "base": plan.base,
+        "checkpoint": about.checkpoint,
         "source": source.name,
         "dtype": dtype,
         "tensors": len(layout),
@@ -104,8 +124,27 @@ def import_base(
         plan.network.save_config(folder / "transformer")
         stream = _converted(source, found, plan, dtypes, progress)
         write_shards(folder / "transformer", layout, stream, shard_bytes)
+        for path in codec:
+            (folder / "vae").mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / "vae" / path.name)
+        files.write_json(folder / WORLD, about.to_json())
         files.write_json(folder / "import.json", note)
     return note
+
+
+def check_codec(base: str, folder: Path, out: Path) -> list[Path]:
+    """Files of a codec folder to copy, its names and shapes checked against its own config. Raises CheckpointError."""
+    codec = CODECS[base](folder)
+    shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in describe_network(codec.network, folder).state_dict().items()
+    }
+    check_published(folder, open_published(folder).shapes, shapes, out)
+    return [
+        folder / "config.json",
+        *sorted(folder.glob("*.safetensors")),
+        *sorted(folder.glob("*.index.json")),
+    ]
 
 
 def check_published(source: Path, found: Shapes, wanted: Shapes, out: Path) -> None:
