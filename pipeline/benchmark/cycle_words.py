@@ -6,9 +6,13 @@ families, are ours. Every word fills its video but for one no-op: T latents have
 is two actions shorter than drawn in the figure (two opposite legs lose one) and the action left over is idle.
 
 Words hold no step size: a retracing part is written as its way out, and `build` makes poses for a world's step.
+
+The second set, `mini`, is the same four families at half the lengths: the published ones walk through the walls of the
+mini world's rooms. Its long ways out take a corner for the same reason.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.actions import format_word
 from pipeline.camera import StepSize
@@ -19,6 +23,7 @@ from pipeline.digests import digest_of
 SETTINGS = {"short": 32, "mid": 64, "long": 96, "composite": 32}  # latents
 TASKS = ("reversible", "closed", "repeated", "cascaded")
 DIGEST = "1d3473f3885f32aeb9e23a74b42fd28e7a915e63530013c19c5f83e22b2b0029"
+MINI_DIGEST = "6e27aa9793b6bc9cc04c4fde10e8755bdb0cba60e5ae79193ec5ecd8b1479d25"
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,12 @@ class CycleWord:
         return compose(self.parts, step, self.latents - 1)
 
 
-def cyclebench_words() -> list[CycleWord]:
-    """All 47 words, in a fixed order."""
-    words = [word for setting in ("short", "mid", "long") for word in _simple(setting)]
-    return words + _composite()
+def cyclebench_words(which: Literal["published", "mini"] = "published") -> list[CycleWord]:
+    """All words of a set, in a fixed order: 47 at the published lengths, or as many at half of them."""
+    half = 1 if which == "published" else 2
+    simple = ("short", "mid", "long")
+    words = [word for setting in simple for word in _simple(setting, SETTINGS[setting] // half, half > 1)]
+    return words + _composite(SETTINGS["composite"] // half)
 
 
 def words_digest(words: list[CycleWord]) -> str:
@@ -67,30 +74,45 @@ def _out(key: str, length: int, family: int = 0) -> Part:
     return Part(legs([key], [length]), True, family)
 
 
-def _simple(setting: str) -> list[CycleWord]:
-    latents = SETTINGS[setting]
+def _bend(key: str, other: str, length: int) -> Part:
+    """A way out that takes a corner halfway."""
+    return Part(legs([key, other], [length - length // 2, length // 2]), True)
+
+
+def _simple(setting: str, latents: int, bent: bool) -> list[CycleWord]:
     unit = latents // 16  # actions of one of the 16 keys of the published figure
 
     def word(task: str, name: str, *parts: Part) -> CycleWord:
         return CycleWord(task, setting, name, latents, parts)
 
+    out = latents // 2 - 1
+    corner = {"w": "d", "s": "a", "d": "s", "a": "w"}
     words = [
-        word("reversible", key, _out(key, latents // 2 - 1)) for key in ("w", "s", "d", "a", "right", "left")
+        word(
+            "reversible",
+            key,
+            _bend(key, corner[key], out) if bent and setting == "long" and key in corner else _out(key, out),
+        )
+        for key in ("w", "s", "d", "a", "right", "left")
     ]
     words += [word("closed", keys, _loop(keys, latents // 4, shorter=1)) for keys in ("wasd", "wdsa")]
+    # 16 latents hold two squares of side 2, not four of side 1: the last one of those could not be shortened
+    side, times = (unit, 4) if unit > 1 else (2, 2)
     for keys in ("wasd", "dwas"):
-        repeated = [_loop(keys, unit)] * 3
-        words.append(word("repeated", f"{keys} x 4", *repeated, _loop(keys, unit, shorter=1)))
+        repeated = [_loop(keys, side)] * (times - 1)
+        words.append(word("repeated", f"{keys} x {times}", *repeated, _loop(keys, side, shorter=1)))
     for first, second, third, last in (("w", "wasd", "a", "dwas"), ("d", "dsaw", "s", "wdsa")):
-        parts = (_out(first, 2 * unit, 0), _loop(second, unit, 1), _out(third, 2 * unit, 2))
-        name = f"{first}, {second}, {third}, {last}"
-        words.append(word("cascaded", name, *parts, _loop(last, unit, 3, shorter=1)))
+        parts = [_out(first, 2 * unit, 0), _loop(second, unit, 1)]
+        if unit > 1:
+            parts += [_out(third, 2 * unit, 2), _loop(last, unit, 3, shorter=1)]
+        else:
+            parts += [_out(third, 3, 2)]
+        names = (first, second, third, last) if unit > 1 else (first, second, third)
+        words.append(word("cascaded", ", ".join(names), *parts))
     return words
 
 
-def _composite() -> list[CycleWord]:
-    latents = SETTINGS["composite"]
-
+def _composite(latents: int) -> list[CycleWord]:
     def word(task: str, name: str, *parts: Part) -> CycleWord:
         return CycleWord(task, "composite", name, latents, parts)
 
@@ -100,9 +122,10 @@ def _composite() -> list[CycleWord]:
     for diagonals in (("w+d", "w+a", "s+a", "s+d"), ("w+a", "w+d", "s+d", "s+a")):
         lengths = [latents // 4 - 1, latents // 4] * 2
         words.append(word("closed", ", ".join(diagonals), Part(legs(diagonals, lengths), False)))
+    unit = latents // 8
     for keys in ("w+right", "d+left"):
-        words.append(word("repeated", f"{keys} x 4", *[_out(keys, 4)] * 3, _out(keys, 3)))
+        words.append(word("repeated", f"{keys} x 4", *[_out(keys, unit)] * 3, _out(keys, unit - 1)))
     for cascade in (("w+right", "w+left", "d+right", "a+left"), ("w+left", "s+left", "a+right", "w+right")):
-        parts = [_out(keys, 4 if i < 3 else 3, i) for i, keys in enumerate(cascade)]
+        parts = [_out(keys, unit if i < 3 else unit - 1, i) for i, keys in enumerate(cascade)]
         words.append(word("cascaded", ", ".join(cascade), *parts))
     return words

@@ -130,10 +130,13 @@ def track(
     start_B44: np.ndarray,
     labels_BF: np.ndarray,
     chunk: int = 16,
+    commanded_BF44: np.ndarray | None = None,
 ) -> OracleTrack:
     """Fit every frame of B videos whose frame 0 is the true view at `start_B44`; `labels_BF` are the commanded actions.
 
     frames uint8 [B, F, 40, 64, 3]; labels_BF[:, f] is the action before frame f (labels_BF[:, 0] is not used).
+    `commanded_BF44` are the commanded poses in the scenes' frames, where they are not what the labels integrate to (the
+    way back of a cycle); they are one of the starts of each fit.
     """
     parts = [
         _track(
@@ -141,6 +144,7 @@ def track(
             frames_BFHW3[i : i + chunk],
             start_B44[i : i + chunk],
             labels_BF[i : i + chunk],
+            None if commanded_BF44 is None else commanded_BF44[i : i + chunk],
         )
         for i in range(0, len(scenes), chunk)
     ]
@@ -153,7 +157,11 @@ def track(
 
 
 def _track(
-    scenes: list[MiniScene], frames_BFHW3: np.ndarray, start_B44: np.ndarray, labels_BF: np.ndarray
+    scenes: list[MiniScene],
+    frames_BFHW3: np.ndarray,
+    start_B44: np.ndarray,
+    labels_BF: np.ndarray,
+    commanded_BF44: np.ndarray | None,
 ) -> OracleTrack:
     B, frame_count = frames_BFHW3.shape[:2]
     batch = SceneBatch.stack(scenes)
@@ -163,6 +171,8 @@ def _track(
     for f in range(1, frame_count):
         moves = np.stack([camera.step_transform(int(label), STEP) for label in labels_BF[:, f]])
         commanded = commanded @ torch.from_numpy(moves).float()
+        if commanded_BF44 is not None:
+            commanded = torch.from_numpy(commanded_BF44[:, f]).float()
         full = torch.from_numpy(frames_BFHW3[:, f].astype(np.float32) / 255)
         small = F.avg_pool2d(full.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
         starts = _hypotheses(pose, commanded, labels_BF[:, f])

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from pipeline.actions import is_compound
-from pipeline.benchmark.cycle_words import DIGEST, SETTINGS, TASKS, cyclebench_words, words_digest
+from pipeline.benchmark.cycle_words import (
+    DIGEST,
+    MINI_DIGEST,
+    SETTINGS,
+    TASKS,
+    cyclebench_words,
+    words_digest,
+)
 from pipeline.camera import WORLDPLAY_STEP, StepSize
 
 WORDS = cyclebench_words()
@@ -40,3 +47,15 @@ def test_every_word_closes_and_leaves_one_idle_action(step: StepSize) -> None:
 def test_labels_are_the_same_for_every_step() -> None:
     for word in WORDS:
         assert np.array_equal(word.build(WORLDPLAY_STEP).labels_A, word.build(StepSize(0.4, 6.0)).labels_A)
+
+
+def test_the_set_of_the_mini_world_has_the_same_families_at_half_the_lengths() -> None:
+    words, published = cyclebench_words("mini"), cyclebench_words()
+    assert words_digest(words) == MINI_DIGEST
+    assert [(w.task, w.setting) for w in words] == [(w.task, w.setting) for w in published]
+    assert [2 * w.latents for w in words] == [w.latents for w in published]
+    for word in words:
+        built = word.build(StepSize(0.4, 6.0))
+        assert len(built.c2w_T44) == word.latents
+        assert built.idle == 1
+        assert np.abs(built.c2w_T44[-1] - np.eye(4)).max() < 1e-9
