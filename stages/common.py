@@ -257,10 +257,11 @@ def staged(stage: str) -> Callable[[Callable[..., dict[str, Any]]], Callable[...
 
     def decorate(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         def wrapped(params: Params, epoch: str, root: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            start = time.perf_counter()
+            start, rank = time.perf_counter(), _rank(stage)
             summary = {"stage": stage, "epoch": epoch, **function(params, epoch, root, *args, **kwargs)}
             summary["seconds"] = round(time.perf_counter() - start, 2)
-            log_run(root, epoch, stage, summary)
+            if rank == 0:
+                log_run(root, epoch, stage, summary)
             return summary
 
         wrapped.__name__ = function.__name__
@@ -268,3 +269,16 @@ def staged(stage: str) -> Callable[[Callable[..., dict[str, Any]]], Callable[...
         return wrapped
 
     return decorate
+
+
+def _rank(stage: str) -> int:
+    """This process's number under torchrun, which is for the update alone. Raises UsageError in other stages."""
+    from pipeline.updates.environment import place
+
+    here = place()
+    if here.size > 1 and stage != "update":
+        raise UsageError(
+            f"`wcpipe {stage}` is one process, but WORLD_SIZE is {here.size}: call it without torchrun; "
+            "where a stage can be split, --shard splits it"
+        )
+    return here.rank

@@ -3,14 +3,18 @@
 An epoch's policy is written whole at the end or not at all; killed in the middle it starts again from the previous
 epoch's checkpoint, with the same keyed noise, to the same bits. The checkpoint keeps what it was made from, so that a
 second call, or a long run that is started again, sees that it is finished even when the bulky stores are gone.
+
+Under torchrun (`torchrun --nproc-per-node 8 -m stages.cli update --epoch e001`) all ranks run this command: rank 0
+decides, writes and speaks, the others share the work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from stages import options as o
 from stages.common import (
@@ -27,9 +31,7 @@ from stages.common import (
 
 if TYPE_CHECKING:
     from pipeline.config import Params
-    from pipeline.stores import GroupStore
-    from pipeline.updates.loop import TrainingGroup
-    from pipeline.worlds.base import WorldModel
+    from pipeline.updates.ranks import Ranks
 
 CODE = 1  # as in stages.prefix
 
@@ -52,13 +54,19 @@ def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         "code": [CODE, *(module.CODE for module in (prefix, rollout, score, advantage))],
         "epoch": epoch,
         "first_prompt": first,
-        "params": params.dump(*sections) | {"world": params.world.name} | plan_inputs(params) | source_inputs(params.world),
+        "params": _made_with(params.dump(*sections)) | {"world": params.world.name} | plan_inputs(params) | source_inputs(params.world),
         "base": base_digest(paths.base),
         "previous": checkpoint_digest(previous),
         "rewards": {name: rewards.find(name).version for name in params.advantage.weights},
         **advantage.warming(params, progress),
         "engines": {name: engine_digest(name, Path(params.score.weights)) for name in params.score.scorers},
     }
+
+
+def _made_with(sections: dict[str, Any]) -> dict[str, Any]:
+    """Without `update.execution`, which changes how an update is computed and not what."""
+    update = {name: value for name, value in sections["update"].items() if name != "execution"}
+    return sections | {"update": update}
 
 
 def is_finished(params: Params, epoch: str, root: Path) -> bool:
@@ -79,107 +87,96 @@ def is_finished(params: Params, epoch: str, root: Path) -> bool:
 def run_update(params: Params, epoch: str, root: Path) -> dict[str, Any]:
     """Write `policy/` of one epoch, unless it is there and was made from the same inputs.
 
-    A finished epoch whose stores were thinned out (`wcpipe run --keep`) is known by its policy alone.
+    A finished epoch whose stores were thinned out (`wcpipe run --keep`) is known by its policy alone. Under torchrun
+    all ranks return the same summary. Raises RankLost when another rank dies, EndedElsewhere when one has said why.
     """
+    from pipeline.updates.ranks import joined
+
+    with joined(params.for_epoch(epoch).update.execution.shard) as ranks:
+        return _update(params, epoch, root, ranks)
+
+
+def _update(params: Params, epoch: str, root: Path, ranks: Ranks) -> dict[str, Any]:
     from pipeline import files
     from pipeline.config import epoch_number
-    from pipeline.errors import CheckpointError
-    from pipeline.updates.checkpoint import read_state
     from pipeline.updates.loop import update_epoch
-    from pipeline.updates.policy import Policy, prepare_params
+    from pipeline.updates.policy import Policy
+    from pipeline.updates.ranks import distribute
+    from pipeline.updates.stored import StoredGroups
+    from pipeline.updates.trained import prepare_params
     from pipeline.worlds.registry import open_world
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
-    previous = need_policy(EpochPaths(root, params.previous(epoch)))
-    extra: dict[str, Any] = {"chain": chain(params, epoch, root)}
-    written = {"prefix": paths.prefixes, "rollout": paths.rollouts, "advantage": paths.advantages}
-    if not all(path.exists() for path in written.values()) and is_finished(params, epoch, root):
+    extra: dict[str, Any] | None = None
+    with ranks.agreed():  # rank 0 looks alone: looking may put a half-swapped folder in order
+        if ranks.is_first:
+            extra = _pending(params, epoch, root)
+    extra = ranks.gather(extra)[0]
+    if extra is None:
         return {"made": 0}
+    previous = EpochPaths(root, params.previous(epoch)).policy
     params = params.for_epoch(epoch)
-    stores = {path.stem: need(paths, stage, path) for stage, path in written.items()}
-    extra["stores"] = {name: store.content_digest() for name, store in stores.items()}
-    try:
-        if paths.metrics("update").exists() and read_state(paths.policy)["state"]["extra"] == extra:
-            return {"made": 0}
-    except CheckpointError:
-        pass  # none yet, or damaged: it is made again from the previous one
-
+    update = params.update
     with watch.time("load"):
-        world = open_world(params.world.name, paths.base, params.sampler.truncate_timestep)
-        prepare_params(world.model, params.update.params, params.seed)
-        policy = Policy(world.model, params.update, params.seed)
+        with ranks.agreed():
+            world = open_world(params.world.name, paths.base, params.sampler.truncate_timestep)
+            prepare_params(world.model, update.params, params.seed)
+            stores = [need(paths, stage, path) for stage, path in _stores(paths).items()]
+            groups = StoredGroups(world, *stores)
+        if update.execution.checkpointing:
+            world.model.enable_gradient_checkpointing()
+        distribute(world.model, ranks)
+        policy = Policy(world.model, update, params.seed, ranks)
         policy.load(previous)
-    advantages = stores["advantages"]
-    samples = sum(int(advantages.read(index, "selected").sum()) for index in range(len(advantages)))
-    with step_bar(f"update {epoch}", samples) as advance, watch.time("model"):
+    samples = sum(groups.sizes)
+    shown_samples = samples if ranks.is_first else 0
+    with step_bar(f"update {epoch}", shown_samples) as advance, watch.time("model"):
 
         def on_progress(done: int, total: int, metrics: dict[str, float]) -> None:
             advance(done)
-            STOP.check(
-                "before the epoch's policy was written: the steps of this update are lost, what was finished before "
-                "stays; run the same command again to start the update again"
-            )
+            # the ranks see a signal at different moments, and all have to stop after the same step
+            STOP.name = STOP.name or next((name for name in ranks.gather(STOP.name) if name), None)
+            with ranks.agreed():
+                STOP.check(
+                    "before the epoch's policy was written: the steps of this update are lost, what was finished "
+                    "before stays; run the same command again to start the update again"
+                )
 
-        groups = training_groups(world, stores["prefixes"], stores["rollouts"], advantages)
-        found = update_epoch(
-            world, policy, groups, params.update, params.seed, epoch_number(epoch), on_progress, samples
-        )
+        found = update_epoch(world, policy, groups, update, params.seed, epoch_number(epoch), on_progress)
     metrics = {name: value if math.isfinite(value) else None for name, value in sorted(found.items())}
     with watch.time("store"):
-        files.write_json(paths.metrics("update"), metrics)
+        if ranks.is_first:
+            files.write_json(paths.metrics("update"), metrics)
         policy.save(paths.policy, extra)
     shown: dict[str, Any] = {
         name: metrics[name] for name in ("loss", "v_gap", "grad_norm") if name in metrics
     }
+    if ranks.size > 1:
+        shown["ranks"] = ranks.size
     return {"made": 1, "samples": samples, **shown, "time": watch.rounded()}
 
 
-def training_groups(
-    world: WorldModel, prefixes: GroupStore, rollouts: GroupStore, advantages: GroupStore
-) -> Iterator[TrainingGroup]:
-    """The selected candidates, one group at a time in group order; a group without any is passed over.
+def _stores(paths: EpochPaths) -> dict[str, Path]:
+    return {"prefix": paths.prefixes, "rollout": paths.rollouts, "advantage": paths.advantages}
 
-    Candidates that are whole videos (`rollout.mode: cycle`) have a past of their own, so each is a group of one; only
-    its last clip is trained.
-    """
-    import torch
 
-    from pipeline.groups import read_past
-    from pipeline.plan import first_clip
-    from pipeline.rollout import clip_slice
-    from pipeline.updates.loop import TrainingGroup
+def _pending(params: Params, epoch: str, root: Path) -> dict[str, Any] | None:
+    """What the epoch's policy has to be made from, or None when it is there already. Raises what a stage lacks."""
+    from pipeline.errors import CheckpointError
+    from pipeline.updates.checkpoint import read_state
 
-    for index in range(len(advantages)):
-        order = advantages.read(index, "order")
-        chosen = [int(candidate) for candidate in order if candidate >= 0]
-        if not chosen:
-            continue
-        past = read_past(prefixes, index)
-        at = clip_slice(world, past.clip)
-        seed = int(prefixes.about["inputs"]["params"]["seed"])
-        latents_NCTHW = rollouts.read_tensor(index, "latents")[chosen].float()
-        r_N = torch.from_numpy(advantages.read(index, "r")[chosen]).float()
-        parts: list[tuple[slice, torch.Tensor, torch.Tensor]] = [
-            (slice(None), past.latents_CTHW, latents_NCTHW)
-        ]
-        if first_clip(prefixes.record(index)) < past.clip:
-            parts = [
-                (slice(n, n + 1), video[:, : at.start], video[None, :, at])
-                for n, video in enumerate(latents_NCTHW)
-            ]
-        for rows, history_CTHW, x0_NCTHW in parts:
-            yield TrainingGroup(
-                key=rollouts.keys[index],
-                scene=past.scene,
-                history_CTHW=history_CTHW,
-                context=world.select_context(past.c2w_T44[: at.stop], past.clip - 1, seed),
-                condition=past.condition,
-                clip=past.condition.select(at),
-                x0_NCTHW=x0_NCTHW,
-                r_N=r_N[rows],
-                candidates=chosen[rows],
-                loss_mask_T=world.loss_mask_T(past.clip - 1),
-            )
+    paths = EpochPaths(root, epoch)
+    extra: dict[str, Any] = {"chain": chain(params, epoch, root)}
+    if not all(path.exists() for path in _stores(paths).values()) and is_finished(params, epoch, root):
+        return None
+    stores = {path.stem: need(paths, stage, path) for stage, path in _stores(paths).items()}
+    extra["stores"] = {name: store.content_digest() for name, store in stores.items()}
+    try:
+        if paths.metrics("update").exists() and read_state(paths.policy)["state"]["extra"] == extra:
+            return None
+    except CheckpointError:
+        pass  # none yet, or damaged: it is made again from the previous one
+    return extra
 
 
 def command(
@@ -192,5 +189,19 @@ def command(
     """Train the policy for one epoch on the selected candidates.
 
     Example: wcpipe update --epoch e001
+    Example: torchrun --nproc-per-node 8 -m stages.cli update --epoch e001
     """
-    report(run_update(load_params(params, set_), epoch, root), json)
+    from pipeline.errors import ConfigError
+    from pipeline.updates.environment import EndedElsewhere, place
+
+    rank = place().rank
+    try:
+        summary = run_update(load_params(params, set_), epoch, root)
+    except (EndedElsewhere, ConfigError) as error:
+        if rank == 0 and isinstance(error, ConfigError):
+            raise
+        raise typer.Exit(
+            error.exit_code
+        ) from None  # said by one rank already, or by rank 0 in the same words
+    if rank == 0:
+        report(summary, json)

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ FORMAT = 1
 STATE = "state.json"
 REMEDY = "restore the folder, or delete it and run `wcpipe update` of its epoch again"
 Tensors = Mapping[str, torch.Tensor]
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U8": torch.uint8,
+}
 
 
 def _beside(folder: Path) -> tuple[Path, Path]:
@@ -50,10 +58,11 @@ def recover(folder: Path) -> None:
     os.replace(incoming if incoming.exists() else previous, folder)
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensors]], state: Mapping[str, Any]) -> None:
     """Write `{name}.safetensors` for each group of tensors and state.json, and replace `folder` atomically.
 
-    Equal content gives equal bytes. Raises StorageError when the disk is full; the old folder then stays as it was.
+    `tensors` may be a generator that holds one group at a time. Equal content gives equal bytes. Raises StorageError
+    when the disk is full; the old folder then stays as it was.
     """
     incoming, previous = _beside(folder)
     with files.storage_errors(folder, "the previous checkpoint is untouched"):
@@ -64,7 +73,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensors], state: Mappin
         try:
             incoming.mkdir()
             about = {}
-            for name, group in tensors.items():
+            for name, group in tensors:
                 path = incoming / f"{name}.safetensors"
                 _save(path, group)
                 about[path.name] = {"sha256": digest_file(path), "bytes": path.stat().st_size}
@@ -109,14 +118,13 @@ def read_state(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read_tensors(
-    folder: Path, name: str, content: Mapping[str, Any] | None = None
-) -> dict[str, torch.Tensor]:
-    """The tensors of `{name}.safetensors`, whose size and sha256 must be those of state.json.
+def verified(folder: Path, name: str, content: Mapping[str, Any], hashed: bool = True) -> Path:
+    """The path of `{name}.safetensors`, whose size and sha256 must be those of state.json.
 
-    Raises CheckpointError naming the file: missing, truncated, changed.
+    `hashed` False compares the size only: one process hashes for all that read the same file. Raises CheckpointError
+    naming the file: missing, truncated, changed.
     """
-    listed = (read_state(folder) if content is None else content)["files"]
+    listed = content["files"]
     path = folder / f"{name}.safetensors"
     if path.name not in listed:
         raise CheckpointError(f"{folder / STATE}: does not list {path.name}; {REMEDY}")
@@ -128,12 +136,42 @@ def read_tensors(
             f"{path}: has {size} bytes where {expected} were written (truncated?); {REMEDY}"
         )
     try:
-        digest = digest_file(path)
+        digest = digest_file(path) if hashed else listed[path.name]["sha256"]
     except DataError as error:
         raise CheckpointError(f"{path}: cannot be read; {REMEDY}") from error
     if digest != listed[path.name]["sha256"]:
         raise CheckpointError(f"{path}: its content changed after it was written (sha256 differs); {REMEDY}")
-    return safetensors.torch.load_file(path)
+    return path
+
+
+def read_tensors(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of `{name}.safetensors`, verified. Raises CheckpointError as `verified`."""
+    return safetensors.torch.load_file(verified(folder, name, content))
+
+
+def read_shapes(path: Path) -> dict[str, torch.Tensor]:
+    """Shapes and dtypes of a safetensors file as tensors without memory, from its header alone."""
+    with _opened(path) as file:
+        return {
+            key: torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
+            for key, part in ((key, file.get_slice(key)) for key in file.keys())  # noqa: SIM118 (not a mapping)
+        }
+
+
+def each_tensor(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor, one after the other, mapped from the file: never all of a large file in memory."""
+    with _opened(path) as file:
+        for key in file.keys():  # noqa: SIM118 (not a mapping)
+            yield key, file.get_tensor(key)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path}: is no safetensors file ({error}); {REMEDY}") from error
 
 
 def check_fit(path: Path, have: Tensors, need: Tensors, partial: bool = False) -> None:

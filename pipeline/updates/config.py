@@ -42,7 +42,24 @@ class ParamsConfig(_Strict):
     alpha: float = Field(default=32.0, gt=0, description="LoRA scale is alpha / rank")
     targets: list[str] = Field(
         default=["to_q", "to_k", "to_v", "to_out.0", "to_out_prope.0"],
-        description="names (endings) of the linear layers that get an adapter",
+        min_length=1,
+        description="names (endings, as to_q or ffn.net.2) of the linear layers that get an adapter, within the "
+        "video side of the network's blocks",
+    )
+
+
+class ExecutionConfig(_Strict):
+    """How an update is computed, which does not change what it computes (beyond rounding): no part of any digest."""
+
+    checkpointing: bool = Field(
+        default=False,
+        description="recompute each block's activations in the backward pass: much less memory, a third more time",
+    )
+    shard: int | None = Field(
+        default=None,
+        ge=1,
+        description="under torchrun: neighbouring ranks that share one copy of the weights; empty: those of a node, "
+        "1: every rank holds all weights",
     )
 
 
@@ -86,6 +103,9 @@ class UpdateConfig(_Strict):
         default=0.9, ge=0, lt=1, description="decay of the evaluation average, per optimizer step"
     )
     params: ParamsConfig = Field(default=ParamsConfig(), description="which weights are trained")
+    execution: ExecutionConfig = Field(
+        default=ExecutionConfig(), description="memory and sharding; changes no artifact beyond rounding"
+    )
 
     @model_validator(mode="after")
     def _timesteps_fit(self) -> "UpdateConfig":

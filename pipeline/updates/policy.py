@@ -2,8 +2,12 @@
 
 Three names, never mixed (DESIGN 6.1): `live` is what the optimizer moves; `old` is the behaviour policy that rolls out
 and anchors the loss; `ema` is the average that evaluations use. Only trained parameters (requires_grad) are held, so
-the same class serves full fine-tuning and LoRA. The module runs under another set by pointing its parameters at that
-set's tensors, which copies nothing.
+the same class serves full fine-tuning and LoRA.
+
+How the module runs under another set: LoRA's `old` is an adapter of its own, and `base` is no adapter. Otherwise the
+parameters are pointed at that set's tensors, which copies nothing; sharded parameters (FSDP) cannot be pointed
+elsewhere, so their shards trade contents with the set's. Sets hold this rank's shards and checkpoints whole tensors: a
+checkpoint is the same for any number of ranks, and any number can read it.
 
 Trained weights must be float32: a moving average in bfloat16 loses most updates. Autocast gives the speed.
 """
@@ -15,69 +19,63 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pipeline.digests import digest_tensors
-from pipeline.errors import CheckpointError, ConfigError, NumericsError
-from pipeline.updates.checkpoint import check_fit, read_state, read_tensors, write_checkpoint
-from pipeline.updates.config import ParamsConfig, UpdateConfig
+from pipeline.errors import CheckpointError, NumericsError
+from pipeline.updates.checkpoint import (
+    STATE,
+    Tensors,
+    check_fit,
+    each_tensor,
+    read_shapes,
+    read_state,
+    read_tensors,
+    verified,
+    write_checkpoint,
+)
+from pipeline.updates.config import UpdateConfig
+from pipeline.updates.ranks import Ranks, as_sharded, local_of, part_of, whole
+from pipeline.updates.trained import (
+    OLD,
+    POLICY,
+    old_parameters,
+    prepare_params,
+    trained_parameters,
+    use_adapter,
+)
+
+__all__ = ["SETS", "Policy", "SetName", "load_weights", "prepare_params"]
 
 SetName = Literal["live", "old", "ema"]
 SETS: tuple[SetName, ...] = ("live", "old", "ema")
-ADAPTER = "policy"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-
-
-def prepare_params(model: nn.Module, config: ParamsConfig, seed: int) -> None:
-    """Mark what is trained, in place: all weights, or LoRA adapters (peft) on `config.targets` with the rest frozen.
-
-    Adapters start as the identity; their random half is drawn from `seed`. Raises ConfigError if no layer matches.
-    """
-    if config.kind == "full":
-        model.requires_grad_(True)
-        return
-    from peft import LoraConfig, inject_adapter_in_model  # heavy, and only LoRA needs it
-
-    lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.targets))
-    model.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            inject_adapter_in_model(lora, model, adapter_name=ADAPTER)
-        except ValueError as error:
-            raise ConfigError(
-                f"update.params.targets {config.targets}: no layer of the model has such a name"
-            ) from error
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter, of those with requires_grad. Raises ConfigError if there are none or one is not fp32/fp64."""
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
-        raise ConfigError("no parameter of the model is trained: set update.params.kind to full or lora")
-    for name, parameter in found.items():
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(
-                f"trained weight {name!r} is {parameter.dtype}: keep trained weights in float32"
-            )
-    return found
 
 
 class Policy:
     """A module's live, old and ema weights, its optimizer, counters and generator.
 
-    The module must be on its device already. `epoch` counts finished epochs, `step` optimizer steps. `rng` seeds
-    whatever randomness is inside the model; the noise of rollout and update is keyed and needs no state.
+    The module must be on its device already, and sharded if it is to be (`ranks.distribute`). `epoch` counts finished
+    epochs, `step` optimizer steps. `rng` seeds whatever randomness is inside the model; the noise of rollout and update
+    is keyed and needs no state. With several ranks every method is called by all of them.
     """
 
-    def __init__(self, model: nn.Module, config: UpdateConfig, seed: int = 0) -> None:
-        self.model, self.config = model, config
+    def __init__(
+        self, model: nn.Module, config: UpdateConfig, seed: int = 0, ranks: Ranks | None = None
+    ) -> None:
+        self.model, self.config, self.ranks = model, config, ranks or Ranks()
         self.params = trained_parameters(model)
-        self.sets: dict[str, dict[str, torch.Tensor]] = {
-            "live": {name: p.data for name, p in self.params.items()},
-            "old": {name: p.data.clone() for name, p in self.params.items()},
-            "ema": {name: p.data.clone() for name, p in self.params.items()},
+        self._adapters = old_parameters(model)
+        old: Mapping[str, torch.Tensor] = self._adapters or {
+            name: local_of(p).clone() for name, p in self.params.items()
         }
-        self.active: SetName = "live"
+        self.sets: dict[str, dict[str, torch.Tensor]] = {
+            "live": {name: local_of(p) for name, p in self.params.items()},
+            "old": {name: local_of(old[name]) for name in self.params},
+            "ema": {name: local_of(p).clone() for name, p in self.params.items()},
+        }
+        self.active: SetName | Literal["base"] = "live"
+        self._resident: SetName = "live"  # the set whose values are in the trained parameters
         self.optimizer = torch.optim.AdamW(
             self.params.values(),
             lr=config.lr,
@@ -90,24 +88,43 @@ class Policy:
         self.step = 0
 
     @contextmanager
-    def swap(self, name: SetName) -> Iterator[nn.Module]:
+    def swap(self, name: SetName | Literal["base"]) -> Iterator[nn.Module]:
         """Run the module under another set of weights; the one before comes back whatever happens inside.
 
-        Only for inference: a graph that was recorded under one set must not be back-propagated under another.
+        `base` is the network without its adapters, for LoRA alone. Only for inference: a graph that was recorded under
+        one set must not be back-propagated under another.
         """
-        if name not in SETS:
-            raise ValueError(f"no weight set {name!r}: there are {', '.join(SETS)}")
+        known = (*SETS, "base") if self._adapters else SETS
+        if name not in known:
+            raise ValueError(f"no weight set {name!r}: there are {', '.join(known)}")
         before = self.active
         try:
-            self._point_at(name)
+            self._activate(name)
             yield self.model
         finally:
-            self._point_at(before)
+            self._activate(before)
 
-    def _point_at(self, name: SetName) -> None:
+    def _activate(self, name: SetName | Literal["base"]) -> None:
+        if self._adapters:
+            use_adapter(self.model, None if name == "base" else OLD if name == "old" else POLICY)
+        resident: SetName = "live" if name == "base" or (self._adapters and name == "old") else name
+        if resident != self._resident:
+            self._bring_in(resident)
         self.active = name
+
+    @torch.no_grad()
+    def _bring_in(self, name: SetName) -> None:
+        coming, leaving = self.sets[name], self.sets[self._resident]
         for key, parameter in self.params.items():
-            parameter.data = self.sets[name][key]
+            if not isinstance(parameter.data, DTensor):
+                parameter.data = coming[key]
+                continue
+            shard, other = leaving[key], coming[key]  # FSDP keeps hold of the memory that `shard` is
+            values = shard.clone()
+            shard.copy_(other)
+            other.copy_(values)
+            coming[key], leaving[key] = shard, other
+        self._resident = name
 
     def _require_live(self, what: str) -> None:
         if self.active != "live":
@@ -142,6 +159,8 @@ class Policy:
         """
         self._require_live("an optimizer step")
         norm = torch.nn.utils.clip_grad_norm_(self.params.values(), self.config.grad_clip)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         if not bool(torch.isfinite(norm)):
             raise NumericsError(
                 f"the gradient's norm is {norm.item()} in epoch {self.epoch + 1}, optimizer step {self.step}: "
@@ -166,22 +185,36 @@ class Policy:
 
     def digest(self) -> str:
         """sha256 over the old weights: the identity of what rolls out (the frozen base has its own digest)."""
-        return digest_tensors(self.sets["old"])
+        old = self._whole(self.sets["old"])
+        return self.ranks.gather(digest_tensors(old) if self.ranks.is_first else "")[0]
 
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the folder atomically; `extra` (JSON) is kept with it, e.g. the resolved parameters and the base's
-        digest.
+    def _whole(self, shards: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Full tensors by name, on rank 0 alone, one gathered at a time. Names may go on behind a parameter's (`/`)."""
+        out = {}
+        for name, shard in shards.items():
+            full = shard if name.endswith("/step") else whole(self.params[name.split("/")[0]], shard)
+            if self.ranks.is_first:
+                out[name] = full.cpu() if self.ranks.size > 1 else full
+        return out
 
-        Raises StorageError when the disk is full, with the previous folder untouched.
-        """
-        self._require_live("saving")
+    def _content(self) -> Iterator[tuple[str, Tensors]]:
+        for name in SETS:
+            yield name, self._whole(self.sets[name])
         moments = {
-            f"{name}/{key}": self.optimizer.state[p][key]
+            f"{name}/{key}": local_of(self.optimizer.state[p][key])
             for name, p in self.params.items()
             if p in self.optimizer.state
             for key in _MOMENTS
         }
-        tensors = {**self.sets, "optimizer": moments, "rng": {"generator": self.rng.get_state()}}
+        yield "optimizer", self._whole(moments)
+        yield "rng", {"generator": self.rng.get_state()}
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the folder atomically (rank 0); `extra` (JSON) is kept with it, e.g. the resolved parameters.
+
+        Raises StorageError when the disk is full, with the previous folder untouched.
+        """
+        self._require_live("saving")
         state = {
             "epoch": self.epoch,
             "step": self.step,
@@ -189,7 +222,11 @@ class Policy:
             "digest": self.digest(),
             "extra": dict(extra or {}),
         }
-        write_checkpoint(folder, tensors, state)
+        if self.ranks.is_first:
+            write_checkpoint(folder, self._content(), state)
+        else:
+            for _ in self._content():
+                pass  # takes part in gathering
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Restore everything, bit-equal, and return `extra`; nothing changes unless all of it fits.
@@ -197,36 +234,57 @@ class Policy:
         Raises CheckpointError naming the file or key that is missing, truncated, changed or of another shape.
         """
         self._require_live("loading")
-        content = read_state(folder)
-        live = self.sets["live"]
-        sets = {name: read_tensors(folder, name, content) for name in SETS}
-        for name, tensors in sets.items():
-            check_fit(folder / f"{name}.safetensors", tensors, live)
-        moments = read_tensors(folder, "optimizer", content)
-        scalar = torch.zeros(())
-        need = {f"{n}/{k}": scalar if k == "step" else live[n] for n in live for k in _MOMENTS}
-        check_fit(folder / "optimizer.safetensors", moments, need, partial=True)
-        rng = read_tensors(folder, "rng", content)
-        check_fit(folder / "rng.safetensors", rng, {"generator": self.rng.get_state()})
-        state = content["state"]
-        try:
-            epoch, step, extra = int(state["epoch"]), int(state["step"]), dict(state["extra"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{folder / 'state.json'}: its state is not complete ({error})") from error
+        content = self._read(folder)
+        with self.ranks.agreed():
+            paths = {
+                name: verified(folder, name, content, hashed=self.ranks.is_first)
+                for name in (*SETS, "optimizer", "rng")
+            }
+            for name in SETS:
+                check_fit(paths[name], read_shapes(paths[name]), self.params)
+            scalar = torch.zeros(())
+            need = {
+                f"{n}/{k}": scalar if k == "step" else p for n, p in self.params.items() for k in _MOMENTS
+            }
+            kept = read_shapes(paths["optimizer"])
+            check_fit(paths["optimizer"], kept, need, partial=True)
+            rng = dict(each_tensor(paths["rng"]))
+            check_fit(paths["rng"], rng, {"generator": self.rng.get_state()})
+            state = content["state"]
+            try:
+                epoch, step, extra = int(state["epoch"]), int(state["step"]), dict(state["extra"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{folder / STATE}: its state is not complete ({error})") from error
 
         with torch.no_grad():
-            for set_name, tensors in sets.items():
-                for key, tensor in tensors.items():
-                    self.sets[set_name][key].copy_(tensor)
-        self.optimizer.state.clear()
-        for key, parameter in self.params.items():
-            if f"{key}/step" in moments:
-                self.optimizer.state[parameter] = {
-                    k: moments[f"{key}/{k}"].to("cpu" if k == "step" else parameter.device) for k in _MOMENTS
-                }
-        self.rng.set_state(rng["generator"])
+            for name in SETS:
+                for key, tensor in each_tensor(paths[name]):
+                    self.sets[name][key].copy_(part_of(self.params[key], tensor))
+        self._restore_moments(paths["optimizer"])
+        self.rng.set_state(rng["generator"].clone())
         self.epoch, self.step = epoch, step
         return extra
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        """state.json as rank 0 reads it: reading may finish a swap, which is one process's work."""
+        content: dict[str, Any] = {}
+        with self.ranks.agreed():
+            if self.ranks.is_first:
+                content = read_state(folder)
+        return self.ranks.gather(content)[0]
+
+    def _restore_moments(self, path: Path) -> None:
+        self.optimizer.state.clear()
+        for name, tensor in each_tensor(path):
+            key, moment = name.rsplit("/", 1)
+            parameter = self.params[key]
+            if moment == "step":
+                value = tensor.clone()  # a copy of its own: the file may go
+            else:
+                value = as_sharded(
+                    parameter, part_of(parameter, tensor).to(local_of(parameter).device, copy=True)
+                )
+            self.optimizer.state[parameter][moment] = value
 
 
 def load_weights(model: nn.Module, folder: Path, name: SetName) -> str:

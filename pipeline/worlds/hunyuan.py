@@ -150,6 +150,8 @@ class WorldPlayHunyuan(HunyuanVideo15Transformer3DModel):
 
     _no_split_modules: ClassVar[list[str]] = ["WorldPlayHunyuanBlock"]
     _repeated_blocks: ClassVar[list[str]] = ["WorldPlayHunyuanBlock"]
+    # what LoRA may adapt (updates.trained): the text side gets no gradient, and frozen it is read once a prompt
+    lora_scope: ClassVar[str] = r"transformer_blocks\.\d+\.(?=attn\.to_(?!add)|ff\.)"
 
     # The signature is repeated because diffusers stores only what it can see: with *args the configuration is lost.
     @register_to_config

@@ -68,6 +68,9 @@ class WorldPlayWan(WanTransformer3DModel):
 
     _no_split_modules: ClassVar[list[str]] = ["WorldPlayBlock"]
     _repeated_blocks: ClassVar[list[str]] = ["WorldPlayBlock"]
+    lora_scope: ClassVar[str] = (
+        r"blocks\.\d+\.(?=attn1\.|attn2\.|ffn\.)"  # updates.trained: what LoRA may adapt
+    )
 
     # The signature is repeated because diffusers stores only what it can see: with *args the configuration is lost.
     @register_to_config

@@ -10,7 +10,7 @@ from torch import nn
 from pipeline import flow
 from pipeline.errors import NumericsError
 from pipeline.updates.config import OldDecayConfig, ParamsConfig, UpdateConfig
-from pipeline.updates.loop import Levels, TrainingGroup, spread, update_epoch
+from pipeline.updates.loop import Levels, TrainingGroup, update_epoch
 from pipeline.updates.nft import nft_loss
 from pipeline.updates.policy import Policy, prepare_params
 from pipeline.worlds.base import ClipCondition, ContextCache, ForwardCounter, Scene
@@ -103,12 +103,6 @@ def weights(policy, name="live"):
 def close(a, b, **tolerance):
     for key in a:
         torch.testing.assert_close(a[key], b[key], **tolerance)
-
-
-def test_spread_keeps_every_sample():
-    assert spread(6, 4) == [3, 3]
-    assert spread(7, 3) == [3, 2, 2]
-    assert spread(4, 16) == [4]
 
 
 @pytest.mark.parametrize("old", ["ema", "self"])
@@ -295,20 +289,26 @@ def test_four_epochs_equal_two_resume_two(tmp_path: Path):
     assert whole.digest() == resumed.digest()
 
 
-def test_a_stream_of_groups_equals_a_list_and_announced_numbers_are_checked():
-    cfg, calls = config(), []
-    _, listed, _ = run(make_groups(), cfg)
-    _, streamed, _ = run(
-        (g for g in make_groups()),
-        cfg,
-        samples=12,
-        on_progress=lambda done, total, m: calls.append((done, total)),
-    )
-    close(weights(listed), weights(streamed), rtol=0, atol=0)
+def test_groups_loaded_one_at_a_time_equal_a_list_and_announced_sizes_are_checked():
+    cfg, calls, loaded = config(accumulation=5), [], []
+    listed = make_groups(count=4, size=3)
+
+    class Stored:
+        sizes = (3, 3, 3, 3)
+
+        def __getitem__(self, index):
+            loaded.append(index)
+            return make_groups(count=4, size=3)[index]
+
+    _, at_once, _ = run(listed, cfg)
+    _, lazily, _ = run(Stored(), cfg, on_progress=lambda done, total, m: calls.append((done, total)))
+    close(weights(at_once), weights(lazily), rtol=0, atol=0)
     assert calls == [(4, 12), (8, 12), (12, 12)]
-    for announced in (11, 13):
+    assert loaded == [0, 1, 2, 3]  # each once, although steps cut through groups
+    for announced in (2, 4):
+        Stored.sizes = (3, 3, 3, announced)
         with pytest.raises(ValueError, match="announced"):
-            run(make_groups(), cfg, samples=announced)
+            run(Stored(), cfg)
 
 
 def test_nothing_to_train_still_finishes_the_epoch():
