@@ -14,6 +14,7 @@ import typer
 from stages import (
     advantage,
     base,
+    cluster,
     doctor,
     encode,
     evaluate,
@@ -27,6 +28,9 @@ from stages import (
     update,
     verify,
 )
+from stages.launch import launchable
+
+LAUNCHABLE = ("base", "prefix", "rollout", "score", "advantage", "update", "evaluate", "report")
 
 app = typer.Typer(
     name="wcpipe",
@@ -53,7 +57,8 @@ for name, module in (
     ("verify", verify),
     ("doctor", doctor),
 ):
-    app.command(name)(module.command)
+    app.command(name)(launchable(name, module.command) if name in LAUNCHABLE else module.command)
+app.add_typer(cluster.app, name="cluster")
 
 
 def main() -> NoReturn:
