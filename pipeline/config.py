@@ -99,10 +99,14 @@ class RolloutConfig(Section):
 
 
 class ScoreConfig(Section):
-    """Which engines measure the candidates, and how much may be missing."""
+    """What is measured of the candidates, and how much may be missing."""
 
-    scorers: list[str] = Field(["pose", "critic"], description="engines that measure the candidates")
-    weights: str = Field("weights/mini", description="folder with the engines' weights")
+    scorers: list[str] = Field(
+        ["pose", "critic"],
+        description="what is measured: pose, critic (quality), tracks; rewards.*.scorer says by which engine",
+    )
+    weights: str = Field("weights/mini", description="folder with the embedded engines' weights")
+    workers: dict[str, Any] = Field({}, description="settings of the real scorers, by name")
     missing_share: float = Field(
         0.1, ge=0, le=1, description="largest share of missing scores before the epoch stops"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline import rewards
 from pipeline.config import nearest
 from pipeline.errors import ConfigError
-from pipeline.scorers.registry import ENGINES
+from pipeline.scorers import choice
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 def check(params: Params, source: str, at: str = "") -> None:
     """Check names and combinations; `at` is "epochs.e001." for an epoch's overrides. Raises ConfigError."""
-    for scorer in params.score.scorers:
-        if scorer not in ENGINES:
-            raise ConfigError(
-                f"{source}: {at}score.scorers: unknown scorer {scorer!r}; {nearest(scorer, ENGINES)}"
-            )
     rewards.check_sections(params.rewards, source, at)
+    choice.check(params, source, at)
     for name in params.advantage.weights:
         if name not in rewards.REWARDS:
             raise ConfigError(

@@ -82,7 +82,7 @@ def _parameters(row: Any, path: Path) -> None:
 
     try:
         from pipeline import config
-        from pipeline.scorers.registry import engine_digest
+        from pipeline.scorers.choice import choose
         from pipeline.worlds.registry import base_digest
 
         params = config.load(path)
@@ -99,9 +99,10 @@ def _parameters(row: Any, path: Path) -> None:
     else:
         remedy = f"{weights}: holds no base; restore it from the repository or set world.base: pretrain"
         _weights(row, "base", remedy, partial(base_digest, weights))
-    engines = Path(params.score.weights)
     for scorer in params.score.scorers:
-        _weights(row, f"scorer {scorer}", None, partial(engine_digest, scorer, engines))
+        choice = choose(scorer, params)
+        by = f" ({choice.worker})" if choice.worker else ""
+        _weights(row, f"scorer {scorer}{by}", None, choice.digest)
 
 
 def _weights(row: Any, name: str, remedy: str | None, digest: Callable[[], str]) -> None:

@@ -30,7 +30,7 @@ def run_score(
     """Write `scores.zarr/<scorer>` of one epoch for each scorer (or `only` one); done groups stay."""
     from pipeline import files
     from pipeline.errors import ConfigError
-    from pipeline.scorers.registry import engine_digest, open_engine
+    from pipeline.scorers.choice import choose
 
     paths = EpochPaths(root, epoch)
     params = params.for_epoch(epoch)
@@ -42,16 +42,17 @@ def run_score(
     files.write_json(paths.scores("zarr.json"), {"zarr_format": 3, "node_type": "group", "attributes": {}})
     summary: dict[str, Any] = {"groups": len(rollouts)}
     for name in names if only is None else [only]:
-        folder = Path(params.score.weights)
-        watch = Stopwatch()
+        watch, choice = Stopwatch(), choose(name, params)
         with watch.time("load"):
-            engine = open_engine(name, folder)
-        digest = engine_digest(name, folder)
-        summary[name] = _score(engine, digest, prefixes, rollouts, paths, shard, retry_missing, watch)
+            engine = choice.open()
+        digest = choice.digest()
+        summary[name] = _score(name, engine, digest, prefixes, rollouts, paths, shard, retry_missing, watch)
+        choice.release()
     return summary
 
 
 def _score(
+    name: str,
     engine: Engine,
     digest: str,
     prefixes: GroupStore,
@@ -63,17 +64,19 @@ def _score(
 ) -> dict[str, Any]:
     from pipeline.groups import scored_frames
     from pipeline.plan import first_clip
-    from pipeline.scorers.registry import Measured, measure_group
+    from pipeline.scorers.registry import AsksRecord, Measured, measure_group
     from pipeline.scorers.tracks import bound
     from pipeline.stores import GroupStore, block_size
 
     clip, engine_of = first_clip(prefixes.record(0)), bound(engine, prefixes)
+    if isinstance(engine, AsksRecord):
+        engine_of = lambda index: engine.for_group(prefixes.record(index))  # noqa: E731
     candidates, new_frames = rollouts.specs["frames"].shape[:2]
     past_frames = prefixes.specs["frames"].shape[0]
     specs = engine_of(0).arrays(candidates, new_frames + (clip > 1), past_frames)
     store = GroupStore.prepare(
-        paths.scores(engine.name),
-        kind=f"scores/{engine.name}",
+        paths.scores(name),
+        kind=f"scores/{name}",
         arrays=specs,
         keys=rollouts.keys,
         inputs={

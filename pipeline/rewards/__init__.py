@@ -9,7 +9,7 @@ from pipeline.errors import ConfigError
 from pipeline.rewards.action import ACTION_FINE, ACTION_JOINT, ACTION_SOFT
 from pipeline.rewards.base import ABSENT, RawScores, Reward, RewardContext, RewardValues
 from pipeline.rewards.cycle import CLOSURE_REWARDS
-from pipeline.rewards.quality import QUALITY, QUALITY_DRIFT
+from pipeline.rewards.quality import QUALITY, QUALITY_CAPTION, QUALITY_DRIFT
 
 __all__ = [
     "ABSENT",
@@ -26,7 +26,16 @@ __all__ = [
 ]
 
 REWARDS: dict[str, Reward] = {
-    r.name: r for r in (ACTION_FINE, ACTION_JOINT, ACTION_SOFT, QUALITY, QUALITY_DRIFT, *CLOSURE_REWARDS)
+    r.name: r
+    for r in (
+        ACTION_FINE,
+        ACTION_JOINT,
+        ACTION_SOFT,
+        QUALITY,
+        QUALITY_CAPTION,
+        QUALITY_DRIFT,
+        *CLOSURE_REWARDS,
+    )
 }
 
 

@@ -45,6 +45,7 @@ class ActionConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    scorer: str = Field("pose", description="pose: the embedded network; or depth-anything-3")
     preset: Literal["per_latent", "per_frame"] = Field(
         default="per_latent", description="compare once per action (paper) or once per frame (released code)"
     )
@@ -58,9 +59,15 @@ class ActionConfig(BaseModel):
         description="translation thresholds, the best is taken; empty: the preset's",
     )
     rotation: float | None = Field(default=None, gt=0, description="rotation threshold; empty: the preset's")
-    scale: Literal["world", "scene"] = Field(
-        default="world", description="estimated poses are in world units, or scaled by the fit of their scene"
+    scale: Literal["auto", "world", "scene"] = Field(
+        default="auto",
+        description="estimated poses are in world units, or scaled by the fit of their scene; auto: as the scorer does",
     )
+
+    @property
+    def fitted(self) -> bool:
+        """Whether poses are scaled by the fit of their scene: the embedded scorer measures in world units itself."""
+        return self.scale == "scene" or (self.scale == "auto" and self.scorer != SCORER)
 
     @model_validator(mode="after")
     def _positive(self) -> "ActionConfig":
@@ -190,7 +197,7 @@ def fit_scale(estimated_N44: FloatArray, commanded_N44: FloatArray) -> float:
 def _reward(kind: Literal["joint", "fine", "soft"]) -> Reward:
     def compute(raw: Mapping[str, RawScores], context: RewardContext, config: ActionConfig) -> RewardValues:
         scores = raw[SCORER]
-        scale = context.scale if config.scale == "scene" else 1.0
+        scale = context.scale if config.fitted else 1.0
 
         def measure(g: int) -> tuple[float, dict[str, object]]:
             rel = np.array(scores.values["relative"][g], dtype=np.float64)

@@ -36,6 +36,7 @@ NO_ALPHA = "rewards.closure.alpha is not set: run `wcpipe calibrate`, which meas
 class ClosureConfig(DiscrepancyConfig):
     """Parameters of the closure rewards (params.yaml: `rewards.closure`)."""
 
+    scorer: str = Field("lucas-kanade", description="lucas-kanade: the embedded tracker; or cotracker")
     alpha: float | None = Field(
         None, gt=0, description="how fast the reward falls with d; calibrated on the base (wcpipe calibrate)"
     )

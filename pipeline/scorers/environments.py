@@ -65,7 +65,11 @@ ABOUT: dict[str, ScorerAbout] = {
             "code MIT; base model Apache-2.0",
             (
                 Weights("HPSv3.safetensors", "MizzenAI/HPSv3 on the Hugging Face hub", "17 GB"),
-                Weights("Qwen2-VL-7B-Instruct/", "Qwen/Qwen2-VL-7B-Instruct on the Hugging Face hub, all files", "17 GB"),
+                Weights(
+                    "Qwen2-VL-7B-Instruct/",
+                    "Qwen/Qwen2-VL-7B-Instruct on the Hugging Face hub, all files",
+                    "17 GB",
+                ),
             ),
             "17 GB of GPU memory",
         ),
@@ -75,7 +79,13 @@ ABOUT: dict[str, ScorerAbout] = {
             ("depth_anything_3.api",),
             "0.9 GB",
             "code Apache-2.0; weights SMALL, BASE Apache-2.0; LARGE, GIANT and NESTED CC BY-NC 4.0 (non-commercial)",
-            (Weights("config.json, model.safetensors", "depth-anything/DA3-BASE on the Hugging Face hub", "0.5 GB"),),
+            (
+                Weights(
+                    "config.json, model.safetensors",
+                    "depth-anything/DA3-BASE on the Hugging Face hub",
+                    "0.5 GB",
+                ),
+            ),
             "poses have no units: one scale is fitted a scene",
         ),
         ScorerAbout(
@@ -95,7 +105,11 @@ ABOUT: dict[str, ScorerAbout] = {
             "code MIT; DINOv2 Apache-2.0",
             (
                 Weights("roma_outdoor.pth", "releases of Parskatt/storage on GitHub, tag roma", "0.4 GB"),
-                Weights("dinov2_vitl14_pretrain.pth", "DINOv2's pretrained backbones (facebookresearch/dinov2)", "1.2 GB"),
+                Weights(
+                    "dinov2_vitl14_pretrain.pth",
+                    "DINOv2's ViT-L/14 (facebookresearch/dinov2)",
+                    "1.2 GB",
+                ),
             ),
             "uses its own CUDA kernel only where `import local_corr` works",
         ),
@@ -202,7 +216,12 @@ def install_torch(say: Say, *, base: Path, find_links: Path | None = None) -> Pa
             return Path(found["python"])
     python = _venv(folder / "env", base, say)
     offline = [] if find_links is None else ["--no-index", "--find-links", str(find_links.resolve())]
-    _pip(python, ["-r", str(REQUIREMENTS / f"{TORCH}.txt"), *offline], "torch, shared by all scorers (5.5 GB)", say)
+    _pip(
+        python,
+        ["-r", str(REQUIREMENTS / f"{TORCH}.txt"), *offline],
+        "torch, shared by all scorers (5.5 GB)",
+        say,
+    )
     files.write_json(mark, {"python": str(python), "requirements": wanted})
     return python
 
@@ -238,10 +257,14 @@ def _run(command: Sequence[str], what: str) -> str:
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except OSError as error:
-        raise DependencyError(f"{what}: cannot be run ({error.strerror}); give another one with --base") from error
+        raise DependencyError(
+            f"{what}: cannot be run ({error.strerror}); give another one with --base"
+        ) from error
     if result.returncode:
         lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith(("ERROR", "error"))] or lines[-1:] or ["no message"]
+        errors = (
+            [line for line in lines if line.startswith(("ERROR", "error"))] or lines[-1:] or ["no message"]
+        )
         raise DependencyError(f"{what} failed with exit code {result.returncode}: {errors[-1].strip()[:300]}")
     return result.stdout
 

@@ -7,21 +7,29 @@ missing, with a reason: NaN in its arrays, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.digests import digest_file, digest_of
-from pipeline.errors import CheckpointError, ConfigError
+from pipeline.errors import CheckpointError, ConfigError, ScorerUnavailable
 
 if TYPE_CHECKING:
     from pipeline.stores import ArraySpec
 
 Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What `measure` returns when it knows why some of its videos (by their place) are missing."""
+
+    arrays: Arrays
+    reasons: dict[int, str]
 
 
 class Engine(Protocol):
@@ -32,13 +40,21 @@ class Engine(Protocol):
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """What is stored of one group: arrays of `measure` (first axis G), then those of `measure_past`."""
 
-    def measure(self, frames_GFHW3: NDArray[np.uint8], past_FHW3: NDArray[np.uint8]) -> Arrays:
+    def measure(self, frames_GFHW3: NDArray[np.uint8], past_FHW3: NDArray[np.uint8]) -> Arrays | Partial:
         """Raw values of G videos; frame 0 is the one before the first action. `past_FHW3` is the decoded prefix, whose
-        first frame is that of the whole video. Values that could not be measured are NaN.
+        first frame is that of the whole video. Values that could not be measured are NaN; `Partial` says why.
         """
 
     def measure_past(self, past_FHW3: NDArray[np.uint8]) -> Arrays:
         """Raw values of the prefix, shared by the group; nothing where the prefix is a single frame."""
+
+
+@runtime_checkable
+class AsksRecord(Protocol):
+    """An engine that must know more of a group than its frames, such as its caption."""
+
+    def for_group(self, record: Mapping[str, Any]) -> Engine:
+        """The engine for the group of this record of `prefixes.zarr`."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +196,10 @@ def measure_group(
         return Measured(arrays, reasons)
     measured = {name: value.copy() for name, value in arrays.items()}
     try:
-        found = engine.measure(frames_GFHW3[wanted], past_FHW3)
+        answer = engine.measure(frames_GFHW3[wanted], past_FHW3)
+        found, known_reasons = (
+            (answer.arrays, answer.reasons) if isinstance(answer, Partial) else (answer, {})
+        )
         past = {name: value for name, value in measured.items() if name not in found}
         # a prefix that was measured before stays: other candidates were judged against it
         if not _finite(past):
@@ -190,16 +209,19 @@ def measure_group(
             measured[name][wanted] = values
     # Any error, a bug of the engine included: hours of other groups must not end with one clip that it cannot read.
     # It is not hidden: the reason is stored, and a scorer that fails everywhere exceeds score.missing_share. Running
-    # out of memory is an error of this clip like any other. KeyboardInterrupt is no Exception and does stop the stage.
+    # out of memory is an error of this clip like any other. KeyboardInterrupt is no Exception and does stop the stage,
+    # and so does a worker that cannot be used for any clip.
+    except ScorerUnavailable:
+        raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return Measured(arrays, reasons | dict.fromkeys(wanted, text))
     if not _finite(past):
         text = f"{engine.name} returned a value that is not finite for the clips before"
         return Measured(arrays, reasons | dict.fromkeys(wanted, text))
-    for g in wanted:
-        if not _finite({name: measured[name][g] for name in found}):
-            reasons[g] = f"{engine.name} returned a value that is not finite"
+    for place, g in enumerate(wanted):
+        if place in known_reasons or not _finite({name: measured[name][g] for name in found}):
+            reasons[g] = known_reasons.get(place, f"{engine.name} returned a value that is not finite")
             for name in found:  # all of a candidate is missing or nothing
                 measured[name][g] = np.nan
     return Measured(measured, reasons)

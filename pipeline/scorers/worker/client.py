@@ -32,7 +32,12 @@ from pipeline.scorers.worker import protocol
 from pipeline.scorers.worker.protocol import Failed, Item, Outcome
 
 MAIN = Path(__file__).with_name("main.py")
-_FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")  # they would lead back into the core's packages
+_FOREIGN = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "VIRTUAL_ENV",
+)  # they would lead back into the core's packages
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Worker:
         limits: Limits = Limits(),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`scorer` is the adapter where it is not called `name`: another name, or a .py file. `environment` is added."""
+        """`scorer` is the adapter where it is not called `name`, or a .py file. `environment` is added."""
         self.name, self.limits = name, limits
         self._command = [str(python), "-u", str(MAIN)]
         self._hello = {
@@ -100,7 +105,11 @@ class Worker:
         }
         self._environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
         # weights come from local folders only; a worker that waits for a hub that a compute node cannot reach hangs
-        self._environment |= {"PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._environment |= {
+            "PYTHONNOUSERSITE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         self._environment |= dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -120,7 +129,9 @@ class Worker:
         found: dict[int, Outcome] = {}
         tried = dict.fromkeys(range(len(items)), 0)
         size = self.limits.batch
-        todo = deque(list(range(start, min(start + size, len(items)))) for start in range(0, len(items), size))
+        todo = deque(
+            list(range(start, min(start + size, len(items)))) for start in range(0, len(items), size)
+        )
         while todo:
             batch = todo.popleft()
             reason, died = self._try(items, batch, found)
@@ -167,7 +178,12 @@ class Worker:
                 found[batch[int(message["index"])]] = self._outcome(message, manifest.parent)
                 self._lost_in_a_row = 0
             elif message["type"] == "done":
-                for name, key in (("worker", "seconds"), ("all", "all_seconds"), ("cpu", "cpu"), ("all_cpu", "all_cpu")):
+                for name, key in (
+                    ("worker", "seconds"),
+                    ("all", "all_seconds"),
+                    ("cpu", "cpu"),
+                    ("all_cpu", "all_cpu"),
+                ):
                     self.seconds[name] += float(message[key])
                 return "the worker left it out"
             elif message["type"] == "batch_failed":
@@ -226,9 +242,15 @@ class Worker:
             self._refuse(str(death))
         if message["type"] != "ready" or message.get("protocol") != protocol.VERSION:
             self._refuse(str(message.get("reason", f"it speaks protocol {message.get('protocol')}")))
-        known, self.version, self.weights = (self.version, self.weights), message["version"], message["weights"]
+        known, self.version, self.weights = (
+            (self.version, self.weights),
+            message["version"],
+            message["weights"],
+        )
         if known[0] and known != (self.version, self.weights):
-            self._refuse(f"it came back as another scorer ({self.version}); its weights or its package were replaced")
+            self._refuse(
+                f"it came back as another scorer ({self.version}); its weights or its package were replaced"
+            )
 
     def _refuse(self, reason: str) -> None:
         words = self.last_words()
@@ -339,5 +361,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -1,15 +1,15 @@
 """What a scorer's worker is told and what it answers: files of arrays, a JSON manifest, and JSON lines.
 
-One request is a folder: `manifest.json`, a uint8 .npy for each video and further .npy files of arguments (query points).
-Answers are lines on the worker's output, one for each item as soon as it is known, so that a worker that is killed in
-mid-batch has already handed over what it had finished. Lines, with `type` first:
+One request is a folder: `manifest.json`, a uint8 .npy for each video and further .npy files of arguments (query
+points). Answers are lines on the worker's output, one for each item as soon as it is known, so that a worker that is
+killed in mid-batch has already handed over what it had finished. Lines, with `type` first:
 
     to the worker     hello (protocol, scorer, settings, device, seconds between beats), measure (id, manifest)
-    from the worker   ready (protocol, version, weights, seed) | refused (reason); beat;
-                      item (id, index, status ok | failed, values | reason); done (id, seconds); batch_failed (id, reason)
+    from the worker   ready (protocol, version, weights) | refused (reason); beat; item (id, index, seed, status ok |
+                      failed, values | reason); done (id, seconds); batch_failed (id, reason)
 
-Values are named arrays. Small finite ones stand in the line itself; others are .npy files in the request's folder, since
-JSON knows no NaN. A value that is unknown is NaN or the item has failed; it is never 0.
+Values are named arrays. Small finite ones stand in the line itself; others are .npy files in the request's folder,
+since JSON knows no NaN. A value that is unknown is NaN or the item has failed; it is never 0.
 
 Imported by both sides: numpy and the standard library only, and Python 3.10 is enough.
 """
@@ -88,7 +88,9 @@ def check_item(item: Item) -> None:
     """Raises ProtocolError unless the video is uint8 (F, H, W, 3) with at least one frame."""
     video = item.video_FHW3
     if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3 or not video.size:
-        raise ProtocolError(f"a video is uint8 (F, H, W, 3) of at least one frame, got {video.dtype} {video.shape}")
+        raise ProtocolError(
+            f"a video is uint8 (F, H, W, 3) of at least one frame, got {video.dtype} {video.shape}"
+        )
 
 
 def write_request(folder: Path, items: Sequence[Item]) -> Path:
@@ -116,7 +118,8 @@ def read_request(manifest: Path) -> list[Item]:
         items = []
         for entry in content["items"]:
             arrays = {
-                name: np.load(manifest.parent / file, allow_pickle=False) for name, file in entry["files"].items()
+                name: np.load(manifest.parent / file, allow_pickle=False)
+                for name, file in entry["files"].items()
             }
             items.append(Item(arrays.pop("video"), arrays, entry["about"], int(entry["seed"])))
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
@@ -134,7 +137,11 @@ def encode(values: Mapping[str, NDArray[Any]], folder: Path, index: int) -> dict
         if array.dtype.kind not in "fiub":
             raise ProtocolError(f"{name}: values are arrays of numbers, got {array.dtype}")
         if array.size <= INLINE and np.isfinite(array).all():
-            encoded[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "data": array.ravel().tolist()}
+            encoded[name] = {
+                "dtype": str(array.dtype),
+                "shape": list(array.shape),
+                "data": array.ravel().tolist(),
+            }
         else:
             file = f"{index}.out.{name}.npy"
             np.save(folder / file, array, allow_pickle=False)

@@ -49,7 +49,9 @@ def find_adapter(scorer: str) -> Any:
     path = Path(scorer)
     spec = importlib.util.spec_from_file_location(f"scorer_{path.stem}", path)
     if path.suffix != ".py" or spec is None or spec.loader is None:
-        raise protocol.ProtocolError(f"unknown scorer {scorer!r}; known: {', '.join(ADAPTERS)}, or a .py file")
+        raise protocol.ProtocolError(
+            f"unknown scorer {scorer!r}; known: {', '.join(ADAPTERS)}, or a .py file"
+        )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -118,19 +120,26 @@ def answer(adapter: Adapter, manifest: Path, id_: int, channel: Channel) -> None
         items = protocol.read_request(manifest)
         measured, own = time.perf_counter(), time.process_time()
         for index, outcome in enumerate(adapter.measure(items)):
+            seed = items[index].seed
             if isinstance(outcome, Failed):
-                channel.send("item", id=id_, index=index, status="failed", reason=outcome.reason)
+                channel.send("item", id=id_, index=index, seed=seed, status="failed", reason=outcome.reason)
             else:
                 values = protocol.encode(outcome, manifest.parent, index)
-                channel.send("item", id=id_, index=index, status="ok", values=values)
+                channel.send("item", id=id_, index=index, seed=seed, status="ok", values=values)
         if index + 1 != len(items):
-            raise protocol.ProtocolError(f"{adapter.version} gave {index + 1} outcomes for {len(items)} items")
-    except Exception as error:  # any of a package's own; the stage halves the batch to find the item it is about
+            raise protocol.ProtocolError(
+                f"{adapter.version} gave {index + 1} outcomes for {len(items)} items"
+            )
+    except (
+        Exception
+    ) as error:  # any of a package's own; the stage halves the batch to find the item it is about
         forget_memory()
         channel.send("batch_failed", id=id_, reason=protocol.one_line(error))
         return
     ended, cpu = time.perf_counter(), time.process_time()
-    channel.send("done", id=id_, seconds=ended - measured, all_seconds=ended - start, cpu=cpu - own, all_cpu=cpu - busy)
+    channel.send(
+        "done", id=id_, seconds=ended - measured, all_seconds=ended - start, cpu=cpu - own, all_cpu=cpu - busy
+    )
 
 
 def forget_memory() -> None:

@@ -71,8 +71,16 @@ class CoTracker:
         if queries_N3.ndim != 2 or queries_N3.shape[1] != 3 or not np.isfinite(queries_N3).all():
             return Failed(f"queries are finite rows of frame, x, y, got shape {queries_N3.shape}")
         if not len(queries_N3):
-            return {"tracks": np.zeros((frames, 0, 2), np.float32), "visible": np.zeros((frames, 0), np.float32)}
-        video = torch.from_numpy(np.ascontiguousarray(video_FHW3)).permute(0, 3, 1, 2)[None].float().to(self.device)
+            return {
+                "tracks": np.zeros((frames, 0, 2), np.float32),
+                "visible": np.zeros((frames, 0), np.float32),
+            }
+        video = (
+            torch.from_numpy(np.ascontiguousarray(video_FHW3))
+            .permute(0, 3, 1, 2)[None]
+            .float()
+            .to(self.device)
+        )
         queries = torch.from_numpy(queries_N3)[None].to(self.device)
         with torch.inference_mode():
             found = self._online(video, queries) if self.online else self.model(video, queries=queries)

@@ -2,9 +2,9 @@
 
 Out come camera-to-world poses in OpenCV axes relative to frame 0, in units of the *median depth of one frame*, which
 the request names. WHY: each call of an any-view model has a scale of its own. Candidates of a group, and the clips
-before them, share a frame; measured in that frame's depth they share their unit, and one factor a scene then maps all of
-them to the world (`rewards.action.scale: scene`). No Umeyama anywhere: it has no solution on a straight or standing path,
-which world models produce all the time, and the package's own alignment raises there, so no poses are ever passed in.
+before them, share a frame; measured in that frame's depth they share their unit, and one factor a scene then maps all
+of them to the world (`rewards.action.scale: scene`). No Umeyama anywhere: it has no solution on a straight or standing
+path, which world models produce all the time, and the package's own alignment raises there, so no poses are passed in.
 
 What users of the package met: extrinsics are (N, 3, 4) world-to-camera although the documentation says 4x4; frame 0 is
 not the identity; mono and metric models return None for poses; `is_metric` is an empty dict for any-view models; a
@@ -27,7 +27,7 @@ FILES = ("config.json", "model.safetensors")
 
 
 def to_c2w(extrinsics_N34: NDArray[Any]) -> NDArray[np.float64]:
-    """World-to-camera (N, 3, 4) or (N, 4, 4) -> camera-to-world (N, 4, 4) relative to frame 0, exactly the identity there."""
+    """World-to-camera (N, 3, 4) or (N, 4, 4) -> camera-to-world (N, 4, 4) relative to frame 0."""
     w2c = np.asarray(extrinsics_N34, np.float64)
     if w2c.ndim != 3 or w2c.shape[1:] not in ((3, 4), (4, 4)):
         raise ValueError(f"extrinsics of shape {w2c.shape}: (N, 3, 4) is known")
@@ -82,7 +82,10 @@ class DepthAnything3:
         unit_frame %= count
         poses = np.tile(np.eye(4), (count, 1, 1))
         units = np.full(count, np.nan)  # the shared unit, as the call of each chunk sees frame `unit_frame`
-        factor, before = 1.0, np.eye(4)  # units of the first chunk per unit of this one; pose of its first frame
+        factor, before = (
+            1.0,
+            np.eye(4),
+        )  # units of the first chunk per unit of this one; pose of its first frame
         last_unit = float("nan")
         for start, stop in chunks(count, self.chunk):
             found = self._call(video_FHW3[start:stop])
@@ -101,15 +104,21 @@ class DepthAnything3:
         poses[:, :3, 3] /= unit
         return {"c2w": poses, "unit": np.array(unit)}
 
-    def _call(self, frames_NHW3: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]] | Failed:
+    def _call(
+        self, frames_NHW3: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | Failed:
         import torch
 
         if len(frames_NHW3) < 2:
             return Failed("depth-anything-3 needs at least two frames to find a motion")
         with torch.inference_mode():
-            found = self.model.inference(image=list(frames_NHW3), process_res=self.resolution, export_dir=None)
+            found = self.model.inference(
+                image=list(frames_NHW3), process_res=self.resolution, export_dir=None
+            )
         if found.extrinsics is None:
-            return Failed("depth-anything-3: this model gives no poses (mono and metric ones do not): use DA3-BASE")
+            return Failed(
+                "depth-anything-3: this model gives no poses (mono and metric ones do not): use DA3-BASE"
+            )
         conf = found.conf
         units = [scale_to(depth, None if conf is None else conf[i]) for i, depth in enumerate(found.depth)]
         return to_c2w(found.extrinsics), np.array(units)

@@ -84,7 +84,9 @@ class HPSv3:
             with torch.inference_mode():
                 found = self.scorer.reward(image_paths=part, prompts=[prompt] * len(part))
             if tuple(found.shape) != (len(part), 2):
-                raise ValueError(f"hpsv3 returned {tuple(found.shape)} for {len(part)} images; (images, 2) is known")
+                raise ValueError(
+                    f"hpsv3 returned {tuple(found.shape)} for {len(part)} images; (images, 2) is known"
+                )
             scores.append(found[:, 0].double().cpu().numpy())
         return np.concatenate(scores)
 

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scorers.worker.adapters.common import load_state, resolve_device, seed_all, versions, weights_identity
+from pipeline.scorers.worker.adapters.common import (
+    load_state,
+    resolve_device,
+    seed_all,
+    versions,
+    weights_identity,
+)
 from pipeline.scorers.worker.protocol import Failed, Item, Outcome
 
 ADAPTER = 1
@@ -85,7 +91,10 @@ class RoMa:
         first, second = (Image.fromarray(frame) for frame in item.video_FHW3)
         with torch.inference_mode():
             warp, certainty = self.model.match(first, second)
-            warp, certainty = warp[0], certainty[0]  # (H, 2W, 4) and (H, 2W): first to second, second to first
+            warp, certainty = (
+                warp[0],
+                certainty[0],
+            )  # (H, 2W, 4) and (H, 2W): first to second, second to first
             if "sample" in item.about:
                 return self._sample(warp, certainty, int(item.about["sample"]), width, height)
             half = warp.shape[1] // 2
@@ -99,14 +108,18 @@ class RoMa:
             "confidence": np.minimum(sure, again),
         }
 
-    def _look_up(self, warp_HW2: Any, certainty_HW: Any, at_N2: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _look_up(
+        self, warp_HW2: Any, certainty_HW: Any, at_N2: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Warp and certainty at places in -1..1, between the cells' centres; certainty is 0 outside the frame."""
         import torch
         import torch.nn.functional as F
 
         place = torch.from_numpy(np.asarray(at_N2, np.float32)).to(warp_HW2.device)[None, None]
         stacked = torch.cat([warp_HW2, certainty_HW[..., None]], dim=-1).float().permute(2, 0, 1)[None]
-        found = F.grid_sample(stacked, place, mode="bilinear", padding_mode="border", align_corners=False)[0, :, 0].T
+        found = F.grid_sample(stacked, place, mode="bilinear", padding_mode="border", align_corners=False)[
+            0, :, 0
+        ].T
         outside = (place[0, 0].abs() > 1).any(-1)
         rows = found.cpu().numpy()
         return rows[:, :2], np.where(outside.cpu().numpy(), 0, rows[:, 2]).astype(np.float32)

@@ -54,7 +54,9 @@ def test_order_is_kept_under_any_batch_size(batch: int) -> None:
     with worker({"batch": batch}) as running:
         outcomes = running.measure(items(*[double.FINE] * 8))
         assert means(outcomes) == EIGHT
-        assert [int(outcome["seed"]) for outcome in outcomes if not isinstance(outcome, Failed)] == list(range(8))
+        assert [int(outcome["seed"]) for outcome in outcomes if not isinstance(outcome, Failed)] == list(
+            range(8)
+        )
         assert running.measure([]) == []
         assert running.starts == 1
         assert (running.version, running.weights) == ("double 1", "none")
@@ -150,12 +152,16 @@ def test_kill_9_in_mid_batch_loses_nothing_and_measures_nothing_twice() -> None:
 
 def test_a_worker_that_cannot_start_stops_the_stage_with_its_reason(tmp_path: Path) -> None:
     with worker(refuse=True) as running:
-        with pytest.raises(ScorerUnavailable, match=r"FileNotFoundError: weights/double\.pt is missing; run `wcpipe"):
+        with pytest.raises(
+            ScorerUnavailable, match=r"FileNotFoundError: weights/double\.pt is missing; run `wcpipe"
+        ):
             running.measure(items(0))
         assert "Traceback" in running.log()
     with pytest.raises(ScorerUnavailable, match="unknown scorer 'nobody'"):
         Worker("nobody", PYTHON, {}, limits=Limits(**QUICK)).measure(items(0))
-    with pytest.raises(ScorerUnavailable, match=r"cannot be started \(No such file.*wcpipe scorers install double"):
+    with pytest.raises(
+        ScorerUnavailable, match=r"cannot be started \(No such file.*wcpipe scorers install double"
+    ):
         Worker("double", tmp_path / "python", {}).measure(items(0))
     assert issubclass(ScorerUnavailable, DependencyError)  # exit code 10
 
@@ -170,20 +176,24 @@ def test_a_worker_that_dies_while_starting_says_its_last_words(tmp_path: Path) -
 
 def test_a_slow_start_is_ended_and_a_long_one_with_beats_is_not(tmp_path: Path) -> None:
     adapter = tmp_path / "slow.py"
-    adapter.write_text(f"import time\ntime.sleep(1.5)\n{Path(double.__file__).read_text()}".replace(
-        "from __future__ import annotations\n", ""
-    ))
+    adapter.write_text(
+        f"import time\ntime.sleep(1.5)\n{Path(double.__file__).read_text()}".replace(
+            "from __future__ import annotations\n", ""
+        )
+    )
     slow = Worker("slow", PYTHON, {}, scorer=str(adapter), limits=Limits(**QUICK | {"start": 1.0}))
     with pytest.raises(ScorerUnavailable, match="was not ready after 1 s"):
         slow.measure(items(0))
-    with Worker("slow", PYTHON, {}, scorer=str(adapter), limits=Limits(**QUICK | {"silence": 1.0})) as patient:
+    with Worker(
+        "slow", PYTHON, {}, scorer=str(adapter), limits=Limits(**QUICK | {"silence": 1.0})
+    ) as patient:
         assert means(patient.measure(items(0))) == [0.0]
 
 
 def test_a_worker_that_dies_on_everything_stops_the_stage(tmp_path: Path) -> None:
-    with worker({"batch": 4, "tries": 1, "give_up": 3}) as running:
-        with pytest.raises(ScorerUnavailable, match="died on 3 items in a row .*not about single clips"):
-            running.measure(items(*[double.DIES] * 6))
+    expected = pytest.raises(ScorerUnavailable, match="died on 3 items in a row .*not about single clips")
+    with worker({"batch": 4, "tries": 1, "give_up": 3}) as running, expected:
+        running.measure(items(*[double.DIES] * 6))
     with worker({"batch": 4, "tries": 1, "give_up": 3}) as running:  # one success in between is no such row
         assert means(running.measure(items(2, 2, 0, 2, 2))) == [None, None, 20.0, None, None]
 
@@ -279,7 +289,9 @@ def test_the_worker_sees_no_package_of_the_core_by_its_path(tmp_path: Path) -> N
 
 def test_the_protocol_costs_less_than_5_percent_of_100_candidates() -> None:
     """Counted in processor time, which other work on this machine does not change; the stage's own is in it."""
-    candidates = [Item(np.random.default_rng(i).integers(0, 9, (17, 40, 64, 3), np.uint8)) for i in range(100)]
+    candidates = [
+        Item(np.random.default_rng(i).integers(0, 9, (17, 40, 64, 3), np.uint8)) for i in range(100)
+    ]
     for item in candidates:
         item.video_FHW3[0, 0, 0, 0] = double.FINE
     own = 0.03  # seconds an item, about what the embedded pose network takes; a real scorer takes far more
