@@ -180,7 +180,12 @@ def training_loss(
                 K_BT33=K_33.expand(B, c, 3, 3),
                 text_BLD=batch.text_BLD,
             )
-            context = replace(context, layers=[(repeat(k), repeat(v)) for k, v in context.layers])
+            context = replace(
+                context,
+                layers=[(repeat(k), repeat(v)) for k, v in context.layers],
+                w2c_BT44=repeat(context.w2c_BT44),
+                K_BT33=repeat(context.K_BT33),
+            )
         else:
             sigma_BT[:, 0] = 0.0  # the conditioning latent is clean, at the context's timestep
         x_sigma = x0 + sigma_BT[:, None, :, None, None] * (noise - x0)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 import os
 import subprocess
 import sys
@@ -104,6 +105,7 @@ def test_what_a_training_leaves(straight: tuple[Path, list[float]]) -> None:
     assert json.loads((path / "pretrain.json").read_text()) == {
         "step": 6,
         "config": json.loads(TINY.model_dump_json()),
+        "legs": [{"from_step": 0, "steps": 6, "horizon": 0, "anneal": 0, "save_every": 3}],
     }
     assert not list(path.rglob("*.partial"))
     state = load_file(path / "state.safetensors")
@@ -162,12 +164,30 @@ def test_another_seed_is_another_training(straight: tuple[Path, list[float]], fo
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 1e-3}, {"steps": 9}, {"seed": 5}, {"noise": {"single_ignored": 0.5}}]
+    "change", [{"lr": 1e-3}, {"batch": 3}, {"seed": 5}, {"noise": {"single_ignored": 0.5}}]
 )
 def test_a_state_of_other_parameters_is_refused(straight: tuple[Path, list[float]], change: dict) -> None:
     other = PretrainConfig.model_validate(TINY.model_dump() | change)
     with pytest.raises(CheckpointError, match=r"state\.safetensors: .*other pretrain parameters"):
         pretrain(other, straight[0])
+
+
+def test_a_training_goes_on_with_a_longer_schedule_and_notes_its_legs(
+    straight: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "longer"
+    shutil.copytree(straight[0], folder)
+    longer = TINY.model_copy(update={"steps": 8, "horizon": 20, "anneal": 2})
+    pretrain(longer, folder)
+    about = json.loads((folder / "pretrain.json").read_text())
+    assert about["step"] == 8
+    assert [(leg["from_step"], leg["steps"], leg["horizon"]) for leg in about["legs"]] == [
+        (0, 6, 0),
+        (6, 8, 20),
+    ]
+    assert len((folder / "loss.csv").read_text().split()) == 8
+    with pytest.raises(CheckpointError, match=r"at step 8, past pretrain\.steps = 7; raise pretrain\.steps"):
+        pretrain(longer.model_copy(update={"steps": 7}), folder)
 
 
 def test_a_damaged_state_is_named(straight: tuple[Path, list[float]], folder: Path) -> None:
