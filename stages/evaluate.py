@@ -150,8 +150,11 @@ def command(
     ] = "",
     control: Annotated[
         str,
-        typer.Option(help="Judge no policy but a control: static or render.", show_default=False),
+        typer.Option(help="Judge no policy but a control: static, render (cyclebench: more).", show_default=False),
     ] = "",
+    suite: Annotated[
+        str, typer.Option(help="actions: one action held; cyclebench: words that close.")
+    ] = "actions",
     root: o.Root = o.ARTIFACTS,
     params: o.ParamsFile = o.PARAMS,
     name: Annotated[
@@ -170,8 +173,13 @@ def command(
 
     Example: wcpipe evaluate --epoch e008
     Example: wcpipe evaluate --control static
+    Example: wcpipe evaluate --suite cyclebench --epoch e000
     """
     from pipeline.errors import UsageError
+    from stages.cyclebench import run_cycle_control, run_cyclebench
+
+    if suite not in ("actions", "cyclebench"):
+        raise UsageError(f"--suite {suite}: there are actions and cyclebench")
 
     if bool(epoch) == bool(control):
         raise UsageError(
@@ -179,6 +187,8 @@ def command(
         )
     loaded = load_params(params, set_)
     if control:
-        report(run_control(loaded, f"control-{control}", root, name), json)
+        on_control = run_control if suite == "actions" else run_cycle_control
+        report(on_control(loaded, f"control-{control}", root, name), json)
     else:
-        report(run_evaluate(loaded, epoch, root, name), json)
+        on_policy = run_evaluate if suite == "actions" else run_cyclebench
+        report(on_policy(loaded, epoch, root, name), json)

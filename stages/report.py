@@ -152,6 +152,11 @@ def command(
         list[Path] | None,
         typer.Option("--run", help="Further evaluation files of the same cases (other seeds)."),
     ] = None,
+    suite: Annotated[str, typer.Option(help="actions, or cyclebench.")] = "actions",
+    arms: Annotated[
+        list[str] | None,
+        typer.Option("--arm", help="cyclebench: name=file,file (one a seed); the first is compared against."),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Compare policies that `wcpipe evaluate` has judged: a table on the terminal and evaluation/report.md.
@@ -160,6 +165,13 @@ def command(
     """
     from pipeline.errors import UsageError
 
+    if suite == "cyclebench":
+        from stages.cyclebench import run_bench_report
+
+        run_bench_report(root, arms or (), json)
+        return
+    if suite != "actions" or arms:
+        raise UsageError("report: --suite is actions or cyclebench, and --arm belongs to cyclebench")
     chosen = ([result_path(root, after)] if after else []) + list(runs or ())
     if not chosen:
         raise UsageError("report needs --after EPOCH or --run FILE; for example `wcpipe report --after e008`")
