@@ -56,8 +56,8 @@ def run_evaluate(params: Params, epoch: str, root: Path, name: str | None = None
 
     if params.world.name != "mini":
         raise ConfigError(
-            f"world.name is {params.world.name}: evaluation compares with the true state, which only the mini world has; "
-            "look at artifacts/<epoch>/metrics and at the rollouts' frames"
+            f"world.name is {params.world.name}: evaluation compares with the true state, which only the mini world "
+            "has; look at artifacts/<epoch>/metrics and at the rollouts' frames"
         )
     paths, config = EpochPaths(root, epoch), params.evaluate
     need_policy(paths)
@@ -150,7 +150,9 @@ def command(
     ] = "",
     control: Annotated[
         str,
-        typer.Option(help="Judge no policy but a control: static, render (cyclebench: more).", show_default=False),
+        typer.Option(
+            help="Judge no policy but a control: static, render (cyclebench: more).", show_default=False
+        ),
     ] = "",
     suite: Annotated[
         str, typer.Option(help="actions: one action held; cyclebench: words that close.")

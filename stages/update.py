@@ -54,7 +54,10 @@ def chain(params: Params, epoch: str, root: Path) -> dict[str, Any]:
         "code": [CODE, *(module.CODE for module in (prefix, rollout, score, advantage))],
         "epoch": epoch,
         "first_prompt": first,
-        "params": _made_with(params.dump(*sections)) | {"world": params.world.name} | plan_inputs(params) | source_inputs(params.world),
+        "params": _made_with(params.dump(*sections))
+        | {"world": params.world.name}
+        | plan_inputs(params)
+        | source_inputs(params.world),
         "base": base_digest(paths.base),
         "previous": checkpoint_digest(previous),
         "rewards": {name: rewards.find(name).version for name in params.advantage.weights},
