@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.digests import digest_file, digest_of
 from pipeline.errors import CheckpointError, ConfigError, ScorerUnavailable
+from pipeline.scorers.frames import fit_frames
 
 if TYPE_CHECKING:
     from pipeline.stores import ArraySpec
@@ -77,6 +78,8 @@ class PoseEngine:
         from pipeline.scorers.pose_net import PoseScorer
 
         self._scorer = PoseScorer.load(folder)
+        config = self._scorer.net.config
+        self.frame_size: tuple[int, int] | None = (config.height, config.width)
 
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """`relative` float64 [G, F-1, 4, 4]; `past_relative` float64 [past_frames-1, 4, 4]."""
@@ -103,7 +106,11 @@ class CriticEngine:
     def __init__(self, folder: Path) -> None:
         from pipeline.scorers.critic import CriticScorer
 
+        from pipeline.scorers.pose_net import PoseNetConfig
+
         self._scorer = CriticScorer.load(folder)
+        # it takes any size, but was trained on frames of the pose network's
+        self.frame_size: tuple[int, int] | None = (PoseNetConfig().height, PoseNetConfig().width)
 
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """`quality` float32 [G, F], of each frame; `first` float32 [G], the same for all candidates."""
@@ -194,6 +201,9 @@ def measure_group(
     reasons = dict(unusable)
     if not wanted:
         return Measured(arrays, reasons)
+    size = getattr(engine, "frame_size", None)  # of what the engine was trained on; without one it takes any
+    if size is not None:
+        frames_GFHW3, past_FHW3 = fit_frames(frames_GFHW3, size), fit_frames(past_FHW3, size)
     measured = {name: value.copy() for name, value in arrays.items()}
     try:
         answer = engine.measure(frames_GFHW3[wanted], past_FHW3)
