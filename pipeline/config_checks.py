@@ -96,7 +96,7 @@ def _check_cycles(params: Params, source: str, at: str) -> None:
     if trained and rewards.settings("spatial", params.rewards).model_dump()["alpha"] is None:
         raise ConfigError(
             f"{source}: {at}rewards.closure.alpha is not set, and {min(trained)} needs it: "
-            f"run `wcpipe calibrate --params {source} --write`"
+            f"run `wcpipe calibrate --params {source} --write {source}`"
         )
 
 

@@ -113,6 +113,14 @@ class Judges:
         return Judges(pose, critic, PatchMatcher(), LucasKanade())
 
 
+def measure(engine: Engine, videos_GFHW3: Frames) -> dict[str, NDArray[Any]]:
+    """What an engine measures of whole videos that begin with one frame."""
+    from pipeline.scorers.registry import Partial
+
+    found = engine.measure(videos_GFHW3, videos_GFHW3[0, :1])
+    return found.arrays if isinstance(found, Partial) else found
+
+
 def distances(
     tracker: Tracker,
     earlier_FHW3: Frames,
@@ -160,9 +168,9 @@ def judge_cycle(
     rewarded = distances(judges.tracker, video_FHW3, later, kinds["esc"], judges.config)
 
     labels_F = frame_labels(closed.labels_T, stride)
-    rel = np.asarray(judges.pose.measure(video_FHW3[None], video_FHW3[:1])["relative"][0], np.float64)
+    rel = np.asarray(measure(judges.pose, video_FHW3[None])["relative"][0], np.float64)
     score = score_action(rel, labels_F, ActionConfig(), step, stride)
-    quality = judges.critic.measure(video_FHW3[None], video_FHW3[:1])["quality"][0, 1:]
+    quality = measure(judges.critic, video_FHW3[None])["quality"][0, 1:]
     last = _mean(found[-1:])
     assert last is not None
     return {

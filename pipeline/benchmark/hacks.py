@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.benchmark.cycle_controls import blurred, palindrome, static, swapped
+from pipeline.benchmark.cyclebench import measure
 from pipeline.camera import StepSize, frame_labels
 from pipeline.cycles import retrace
 from pipeline.plan import Plan
@@ -77,11 +78,11 @@ def measured(
     bench: Bench, closed: ClosedPrompt, videos_GFHW3: Frames, reference_HW3: Frames | None = None
 ) -> dict[str, RawScores]:
     """Raw scores of G whole videos, as the score stage stores them."""
-    past, size = videos_GFHW3[0, :1], videos_GFHW3.shape[2:4]
+    size = videos_GFHW3.shape[2:4]
     tracks = bench.tracks.for_pairs(closed.pairs, len(closed.pairs), (size[0], size[1]), reference_HW3)
     fine = (None,) * len(videos_GFHW3)
     engines: dict[str, Any] = {"tracks": tracks, "pose": bench.pose, "critic": bench.critic}
-    return {name: RawScores(engine.measure(videos_GFHW3, past), fine) for name, engine in engines.items()}
+    return {name: RawScores(measure(engine, videos_GFHW3), fine) for name, engine in engines.items()}
 
 
 def reward_rows(

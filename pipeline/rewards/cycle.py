@@ -30,7 +30,7 @@ from pipeline.rewards.closure import (
 )
 
 TRACKS, POSE = "tracks", "pose"
-NO_ALPHA = "rewards.closure.alpha is not set: run `wcpipe calibrate`, which measures it on the base and writes it down"
+NO_ALPHA = "rewards.closure.alpha is not set: run `wcpipe calibrate --write params.yaml`, which measures it on the base"
 
 
 class ClosureConfig(DiscrepancyConfig):
