@@ -1,10 +1,14 @@
-"""The embedded pose scorer: a small network that reads the camera motion between neighbouring frames.
+"""The embedded pose scorer: a small network that reads the camera motion between the frames of a short window.
 
 Why this shape: a plain CNN on stacked frames learned nothing in the prototype, because it must invent
-matching first. Here matching is given: both frames go through one encoder, and every cell of the first is
-compared (cosine) with the cells of a window around it in the second. Motion can then be read off by a few
+matching first. Here matching is given: all frames go through one encoder, and every cell of one frame is
+compared (cosine) with the cells of a window around it in another. Motion can then be read off by a few
 convolutions that also know where in the image they are (a shift means yaw or strafe, an expansion means
 forward), so it learns in minutes on two cores.
+
+A pair of neighbours alone cannot tell a strafe from a turn in a soft, generated frame: at this size both move the
+picture by four pixels. So each frame is compared with its neighbour and with the window's first frame, where parallax
+has added up, and attention over the window weighs them: like the big pose models, which see a whole clip at once.
 
 Motion convention, the step map of `camera.step_transform`: rotate first (yaw, then pitch, about the
 camera's own axes), then translate by (tx, ty, tz) along the axes of the *new* camera. The five outputs are
@@ -14,6 +18,7 @@ Relative poses are camera-to-world: c2w[i]^-1 @ c2w[i + 1], in units of the worl
 Not here: any absolute scale for other worlds. The network knows the step of the world that it was trained on.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +32,14 @@ from torch import nn
 from pipeline.camera import StepSize
 from pipeline.scorers.weights import load_module, save_module
 
+_HEADS = 4
 MOTION = ("tx", "ty", "tz", "yaw", "pitch")
 
 
 @dataclass(frozen=True)
 class PoseNetConfig:
-    """Sizes of the network; height and width in pixels, divisible by 8; `radius` in cells of half
-    resolution."""
+    """Sizes of the network; height and width in pixels, divisible by 8; `radius` in cells of half resolution (of
+    quarter resolution against the first frame); `window` frames are read together."""
 
     height: int = 40
     width: int = 64
@@ -41,16 +47,20 @@ class PoseNetConfig:
     radius: int = 4
     trunk: int = 64
     hidden: int = 128
+    layers: int = 2
+    window: int = 5
 
 
 class PoseNet(nn.Module):
-    """Frame pairs -> motion in units of a step, (N, 5) in the order of `MOTION`; 0.39 M parameters by
-    default."""
+    """Windows of up to `window` frames -> motion in units of a step, (B, F-1, 5) in the order of `MOTION`; about 0.9 M
+    parameters by default."""
 
     def __init__(self, config: PoseNetConfig = PoseNetConfig()) -> None:
         super().__init__()
         self.config = config
-        c, t = config.features, config.trunk
+        c, d = config.features, config.hidden
+        if d % _HEADS:
+            raise ValueError(f"hidden is {d}, not a multiple of the {_HEADS} attention heads")
         self.encoder = nn.Sequential(
             nn.Conv2d(3, c, 5, stride=2, padding=2),
             nn.GELU(),
@@ -58,52 +68,64 @@ class PoseNet(nn.Module):
             nn.GELU(),
             nn.Conv2d(c, c, 3, padding=1),
         )
-        window = (2 * config.radius + 1) ** 2
+        half = (config.height // 2, config.width // 2)
+        self.near = PairReader(half, c, config.radius, config.trunk, d, stride=2)
+        self.far = PairReader((half[0] // 2, half[1] // 2), c, config.radius, config.trunk, d, stride=1)
+        self.place = nn.Parameter(0.02 * torch.randn(config.window - 1, d))
+        layer = nn.TransformerEncoderLayer(d, _HEADS, 2 * d, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.mix = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(d, len(MOTION))
+
+    def forward(self, frames_BF3HW: torch.Tensor) -> torch.Tensor:
+        """Motion between neighbours, (B, F-1, 5), of windows in [0, 1]; each frame is encoded once and centred, since
+        brightness is not motion."""
+        b, f = frames_BF3HW.shape[:2]
+        flat = frames_BF3HW.flatten(0, 1)
+        features = self.encoder(4 * (flat - flat.mean(dim=(1, 2, 3), keepdim=True)))
+        coarse = F.avg_pool2d(features, 2).unflatten(0, (b, f))
+        features = features.unflatten(0, (b, f))
+        near = self.near(features[:, :-1].flatten(0, 1), features[:, 1:].flatten(0, 1))
+        first = coarse[:, :1].expand(-1, f - 1, -1, -1, -1)
+        far = self.far(first.flatten(0, 1), coarse[:, 1:].flatten(0, 1))
+        tokens = (near + far).unflatten(0, (b, f - 1)) + self.place[: f - 1]
+        out: torch.Tensor = self.head(self.mix(tokens))
+        return out
+
+
+class PairReader(nn.Module):
+    """Two feature maps -> what their displacement says, (N, hidden): correlation volume, convolutions, one vector."""
+
+    def __init__(
+        self, size: tuple[int, int], features: int, radius: int, trunk: int, hidden: int, stride: int
+    ) -> None:
+        super().__init__()
+        self.radius = radius
         self.trunk = nn.Sequential(
-            nn.Conv2d(window + c + 2, t, 3, padding=1),
+            nn.Conv2d((2 * radius + 1) ** 2 + features + 2, trunk, 3, padding=1),
             nn.GELU(),
-            nn.Conv2d(t, t * 3 // 2, 3, stride=2, padding=1),
+            nn.Conv2d(trunk, trunk * 3 // 2, 3, stride=stride, padding=1),
             nn.GELU(),
-            nn.Conv2d(t * 3 // 2, t * 3 // 2, 3, stride=2, padding=1),
+            nn.Conv2d(trunk * 3 // 2, trunk * 3 // 2, 3, stride=2, padding=1),
             nn.GELU(),
-            nn.Conv2d(t * 3 // 2, t // 2, 1),
+            nn.Conv2d(trunk * 3 // 2, trunk // 2, 1),
             nn.GELU(),
         )
-        cells = (config.height // 8) * (config.width // 8)
-        self.head = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(t // 2 * cells, config.hidden),
-            nn.GELU(),
-            nn.Linear(config.hidden, len(MOTION)),
+        cells = math.ceil(size[0] / (2 * stride)) * math.ceil(size[1] / (2 * stride))
+        self.vector = nn.Sequential(
+            nn.Flatten(), nn.Linear(trunk // 2 * cells, hidden), nn.GELU(), nn.Linear(hidden, hidden)
         )
-        y, x = torch.meshgrid(
-            torch.linspace(-1, 1, config.height // 2), torch.linspace(-1, 1, config.width // 2), indexing="ij"
-        )
+        y, x = torch.meshgrid(torch.linspace(-1, 1, size[0]), torch.linspace(-1, 1, size[1]), indexing="ij")
         self.register_buffer("position", torch.stack([x, y])[None], persistent=False)
         self.log_sharpness = nn.Parameter(torch.tensor(1.0))
 
-    def encode(self, frames_N3HW: torch.Tensor) -> torch.Tensor:
-        """Frames in [0, 1] -> features (N, C, H/2, W/2). Each frame is centred: brightness is not motion."""
-        centred = frames_N3HW - frames_N3HW.mean(dim=(1, 2, 3), keepdim=True)
-        features: torch.Tensor = self.encoder(4 * centred)
-        return features
-
-    def motion(self, first_NCHW: torch.Tensor, second_NCHW: torch.Tensor) -> torch.Tensor:
-        """Motion (N, 5) between the features of two frames."""
+    def forward(self, first_NCHW: torch.Tensor, second_NCHW: torch.Tensor) -> torch.Tensor:
         matches = local_correlation(
-            F.normalize(first_NCHW, dim=1), F.normalize(second_NCHW, dim=1), self.config.radius
+            F.normalize(first_NCHW, dim=1), F.normalize(second_NCHW, dim=1), self.radius
         )
         position = self.position.expand(len(first_NCHW), -1, -1, -1)  # type: ignore[operator]
         seen = torch.cat([self.log_sharpness.exp() * matches, first_NCHW, position], dim=1)
-        out: torch.Tensor = self.head(self.trunk(seen))
+        out: torch.Tensor = self.vector(self.trunk(seen))
         return out
-
-    def forward(self, frames_BF3HW: torch.Tensor) -> torch.Tensor:
-        """Motion between neighbours, (B, F-1, 5), of videos in [0, 1]; each frame is encoded once."""
-        b, f = frames_BF3HW.shape[:2]
-        features = self.encode(frames_BF3HW.flatten(0, 1)).unflatten(0, (b, f))
-        motion = self.motion(features[:, :-1].flatten(0, 1), features[:, 1:].flatten(0, 1))
-        return motion.unflatten(0, (b, f - 1))
 
 
 def local_correlation(first_NCHW: torch.Tensor, second_NCHW: torch.Tensor, radius: int) -> torch.Tensor:
@@ -170,7 +192,11 @@ class PoseScorer:
         for start in range(0, len(frames_BFHW3), self.batch):
             part = torch.from_numpy(np.ascontiguousarray(frames_BFHW3[start : start + self.batch]))
             video = part.to(self.device).permute(0, 1, 4, 2, 3).float() / 255
-            parts.append(self.net(video).cpu())
+            reach = (
+                self.net.config.window - 1
+            )  # windows share a frame: the last of one is the first of the next
+            windows = [video[:, at : at + reach + 1] for at in range(0, video.shape[1] - 1, reach)]
+            parts.append(torch.cat([self.net(window).cpu() for window in windows], dim=1))
         return torch.cat(parts).double().numpy()
 
     def relative(self, frames_BFHW3: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -70,9 +70,29 @@ def test_motion_reads_a_path():
     np.testing.assert_allclose(motion, [[0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, -1, 0, 1]], atol=1e-9)
 
 
+def test_long_videos_are_read_in_windows_that_share_a_frame():
+    scorer = PoseScorer(PoseNet(SMALL), STEP)
+    video, _ = shifted_videos(np.random.default_rng(1), 2, frames=8)
+    motion = scorer.motion(video)
+    assert motion.shape == (2, 7, 5)
+    np.testing.assert_allclose(motion[:, :4], scorer.motion(video[:, :5]), atol=1e-6)
+    np.testing.assert_allclose(motion[:, 4:], scorer.motion(video[:, 4:]), atol=1e-6)
+
+
+def test_a_window_is_read_as_a_whole():
+    net = PoseNet(SMALL).eval()
+    video = torch.rand(1, 4, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    other = video.clone()
+    other[:, 3] = 1 - other[:, 3]
+    with torch.no_grad():
+        assert not torch.allclose(
+            net(video)[:, 0], net(other)[:, 0]
+        )  # the last frame informs the first motion
+
+
 def test_sizes_and_gradients():
     net = PoseNet()
-    assert 0.25e6 < sum(p.numel() for p in net.parameters()) < 0.45e6
+    assert 0.8e6 < sum(p.numel() for p in net.parameters()) < 1.1e6
     out = net(torch.rand(2, 3, 3, 40, 64))
     assert out.shape == (2, 2, 5)
     out.square().sum().backward()
@@ -174,8 +194,11 @@ def test_bad_weights_are_named(tmp_path):
         PoseScorer.load(tmp_path)
     weights.write_bytes(content)
     text = (tmp_path / "pose_net.json").read_text()
+    (tmp_path / "pose_net.json").write_text(text.replace('"hidden": 64', '"hidden": 68'))
+    with pytest.raises(CheckpointError, match=r"far\.vector"):
+        PoseScorer.load(tmp_path)
     (tmp_path / "pose_net.json").write_text(text.replace('"hidden": 64', '"hidden": 65'))
-    with pytest.raises(CheckpointError, match=r"head\.1"):
+    with pytest.raises(CheckpointError, match=r"hidden is 65"):
         PoseScorer.load(tmp_path)
 
 

@@ -13,8 +13,12 @@ from pipeline.scorers.pose_net import PoseScorer, motion_of_relative
 from pipeline.worlds.mini import pretrain_scorers as module
 from pipeline.worlds.mini.clips import STEP
 from pipeline.worlds.mini.codec import PatchCodec
-from pipeline.worlds.mini.pretrain_scorers import FRAMES, pose_videos, train, views
+from pipeline.worlds.mini.config import PretrainConfig
+from pipeline.worlds.mini.pretrain import build_model
+from pipeline.worlds.mini.pretrain_scorers import pose_videos, train, views
 from pipeline.worlds.mini.renderer import SPLITS, MiniScene
+
+SMALL = PretrainConfig(channels=8, dim=32, heads=2, layers=1, ffn=32, steps=1)
 
 
 @pytest.fixture
@@ -33,8 +37,11 @@ def scenes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_videos_and_views_are_of_the_scorers_own_rooms_and_repeatable(scenes: list[int]) -> None:
     frames, relative = pose_videos(np.random.default_rng(0), 3)
-    assert (frames.shape, frames.dtype) == ((3, FRAMES, 40, 64, 3), np.uint8)
-    assert relative.shape == (3, FRAMES - 1, 4, 4)
+    count = frames.shape[1]
+    assert (frames.shape, frames.dtype) == ((3, count, 40, 64, 3), np.uint8)
+    assert relative.shape == (3, count - 1, 4, 4)
+    # a first clip, or a later one and the frame before it: what the score stage measures
+    assert {pose_videos(np.random.default_rng(seed), 1)[0].shape[1] for seed in range(6)} == {4, 5}
     again = pose_videos(np.random.default_rng(0), 3)
     np.testing.assert_array_equal(frames, again[0])
     np.testing.assert_array_equal(relative, again[1])
@@ -61,10 +68,16 @@ def test_a_part_is_trained_and_noted(part: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(module.STEPS, part, 2)
     if part == "pose":
         draw = pose_videos
-        monkeypatch.setattr(module, "pose_videos", lambda rng, batch: draw(rng, 2))  # the time is in the size
+        monkeypatch.setattr(
+            module, "pose_videos", lambda rng, batch, world: draw(rng, 2, world)
+        )  # the time is in the size
     with pytest.raises(CheckpointError, match=r"codec\.safetensors"):
         train(part, tmp_path)
     PatchCodec.fit(views(np.random.default_rng(0), 12), 8).save(tmp_path / "codec.safetensors")
+    if part == "pose":
+        with pytest.raises(CheckpointError, match="transformer"):
+            train(part, tmp_path)  # it learns from what the base paints
+        build_model(SMALL).save_pretrained(tmp_path / "transformer")
     steps: list[int] = []
     summary = train(part, tmp_path, lambda step, loss: steps.append(step))
     assert steps == [0, 1]
