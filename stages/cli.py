@@ -27,6 +27,7 @@ from stages import (
     rollout,
     run,
     score,
+    scorers,
     update,
     verify,
 )
@@ -63,6 +64,7 @@ for name, module in (
 ):
     app.command(name)(launchable(name, module.command) if name in LAUNCHABLE else module.command)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(scorers.app, name="scorers")
 
 
 def main() -> NoReturn:

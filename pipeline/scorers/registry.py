@@ -105,7 +105,6 @@ class CriticEngine:
 
     def __init__(self, folder: Path) -> None:
         from pipeline.scorers.critic import CriticScorer
-
         from pipeline.scorers.pose_net import PoseNetConfig
 
         self._scorer = CriticScorer.load(folder)

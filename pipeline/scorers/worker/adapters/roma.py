@@ -50,6 +50,16 @@ def to_pixels(unit_N2: NDArray[Any], width: int, height: int) -> NDArray[np.floa
     return ((np.asarray(unit_N2, np.float64) + 1) / 2 * np.array([width, height]) - 0.5).astype(np.float32)
 
 
+def in_full_precision() -> None:
+    """On a CPU: RoMa's sampling measures distances in half precision, which no CPU kernel does."""
+    from functools import partial
+
+    from romatch.models import matcher
+    from romatch.utils.kde import kde
+
+    matcher.kde = partial(kde, half=False)
+
+
 class RoMa:
     def __init__(self, settings: dict[str, Any], device: str) -> None:
         from romatch import roma_outdoor
@@ -67,13 +77,9 @@ class RoMa:
             upsample_preds=bool(upsample),
             symmetric=True,
             use_custom_corr=custom_kernel(),
-            **self._precision(),
         ).eval()
-
-    def _precision(self) -> dict[str, Any]:
-        import torch
-
-        return {"amp_dtype": torch.float32} if self.device == "cpu" else {}
+        if self.device == "cpu":
+            in_full_precision()
 
     def measure(self, items: Sequence[Item]) -> Iterator[Outcome]:
         for item in items:
