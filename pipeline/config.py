@@ -45,7 +45,9 @@ class Section(BaseModel):
 class StepConfig(Section):
     """How far one action goes in the prompts of a published world; the defaults are WorldCompass's."""
 
-    translation: float = Field(0.1, gt=0, description="units of the world a translation key (WorldPlay: 0.08)")
+    translation: float = Field(
+        0.1, gt=0, description="units of the world a translation key (WorldPlay: 0.08)"
+    )
     rotation_deg: float = Field(2.0, gt=0, description="degrees a rotation key (WorldPlay: 3)")
 
 
@@ -270,7 +272,10 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Params:
         if not separator or not key:
             raise ConfigError(f"--set {override}: write key.path=value, for example --set update.lr=1e-4")
         merge_into(data, key.split("."), _parse(text, f"--set {override}"))
+    from pipeline.config_checks import check_file
+
     params = Params.model_validate_strict(data, str(path))
+    check_file(params, str(path))
     for key, epoch in params.compare.model_dump().items():
         # only where the file says it: a file without the section is not for `dvc repro`, which is what reads it
         if "compare" in data and epoch not in (BASE_EPOCH, *params.epochs):

@@ -65,17 +65,9 @@ def _check_world(params: Params, source: str) -> None:
 
 def _check_cycles(params: Params, source: str, at: str) -> None:
     """Words that close, their engine and their rewards belong together; so do rewards and what they need to exist."""
-    kinds, cycle = _words(params), params.cycle
+    cycle = params.cycle
     closure = {name for name in params.advantage.weights if rewards.find(name).section == "closure"}
     trained = {name for name in closure if params.advantage.weights[name] > 0}
-    if at == "" and kinds == {"none"}:
-        if closure:
-            raise ConfigError(
-                f"{source}: advantage.weights.{min(closure)} needs words that close: "
-                "set cycle.words to retracing or relation"
-            )
-        if params.rollout.mode == "cycle":
-            raise ConfigError(f"{source}: rollout.mode is 'cycle', but no word closes: set cycle.words")
     everywhere = at != "" or any("words" not in entry.get("cycle", {}) for entry in params.epochs.values())
     if cycle.words == "none" and "tracks" in params.score.scorers and (everywhere or not params.epochs):
         raise ConfigError(
@@ -87,12 +79,6 @@ def _check_cycles(params: Params, source: str, at: str) -> None:
             f"{source}: {at}advantage.weights.temporal is above 0, but cycle.levels = 1 has single cycles only, which "
             "have no temporal consistency: raise cycle.levels or remove the weight"
         )
-    wanted = {"spatial": "retracing", "temporal": "retracing", "cycle": "retracing", "relation": "relation"}
-    for name, kind in wanted.items():
-        if at == "" and name in trained and kind not in kinds:
-            raise ConfigError(
-                f"{source}: advantage.weights.{name} is above 0, but no epoch has cycle.words: {kind}"
-            )
     if trained and rewards.settings("spatial", params.rewards).model_dump()["alpha"] is None:
         raise ConfigError(
             f"{source}: {at}rewards.closure.alpha is not set, and {min(trained)} needs it: "
@@ -100,7 +86,15 @@ def _check_cycles(params: Params, source: str, at: str) -> None:
         )
 
 
-def _words(params: Params) -> set[str]:
-    """Which kinds of words the epochs practise."""
+def check_file(params: Params, source: str) -> None:
+    """What a whole file must have somewhere, and one epoch alone need not. Raises ConfigError."""
     own = [entry.get("cycle", {}) for entry in params.epochs.values()]
-    return {params.cycle.words} | {entry["words"] for entry in own if "words" in entry}
+    kinds = {params.cycle.words} | {entry["words"] for entry in own if "words" in entry}
+    if params.rollout.mode == "cycle" and kinds == {"none"}:
+        raise ConfigError(f"{source}: rollout.mode is 'cycle', but no word closes: set cycle.words")
+    wanted = {"spatial": "retracing", "temporal": "retracing", "cycle": "retracing", "relation": "relation"}
+    for name, weight in params.advantage.weights.items():
+        if weight > 0 and wanted.get(name, params.cycle.words) not in kinds:
+            raise ConfigError(
+                f"{source}: advantage.weights.{name} is above 0, but no epoch has cycle.words: {wanted[name]}"
+            )
