@@ -7,6 +7,7 @@ connection close, and `watched` says so in one line.
 """
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,7 +32,7 @@ _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed out|broke
 class RankLost(WcpipeError):
     """Another process of the update died or cannot be reached; the previous policy is untouched."""
 
-    exit_code = 11
+    exit_code = 12
 
 
 class Ranks:
@@ -135,6 +136,8 @@ def distribute(model: nn.Module, ranks: Ranks) -> None:
     """
     if ranks.size == 1:
         return
+    # networks return views, and nothing here works on them in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     kinds = set(getattr(model, "_repeated_blocks", None) or ())
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     mesh = _mesh(next(model.parameters()).device.type, ranks)

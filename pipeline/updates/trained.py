@@ -24,11 +24,16 @@ POLICY, OLD = "policy", "old"
 def prepare_params(model: nn.Module, config: ParamsConfig, seed: int) -> None:
     """Mark what is trained, in place: all weights, or the adapter `policy` on `config.targets` with the rest frozen.
 
-    Adapters start as the identity; their random half is drawn from `seed`. `old` starts as a copy of `policy`. Both are
-    float32 whatever the frozen weights are. Raises ConfigError naming a target that fits no layer.
+    What is trained becomes float32, whatever the frozen weights are. "All" leaves out what an architecture's
+    `never_trained` names, because no gradient reaches it. Adapters start as the identity; their random half is drawn
+    from `seed`; `old` starts as a copy of `policy`. Raises ConfigError naming a target that fits no layer.
     """
     if config.kind == "full":
-        model.requires_grad_(True)
+        never = getattr(model, "never_trained", None)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(never is None or not re.match(never, name))
+            if parameter.requires_grad:
+                parameter.data = _full(parameter.data)
         return
     from peft import LoraConfig, inject_adapter_in_model  # heavy, and only LoRA needs it
 
@@ -43,12 +48,16 @@ def prepare_params(model: nn.Module, config: ParamsConfig, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_" in name:
-                parameter.data = parameter.data.float()
+                parameter.data = _full(parameter.data)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(f".{POLICY}." in name and ".lora_" in name)
             if f".{OLD}." in name and ".lora_" in name:
                 parameter.copy_(model.get_parameter(name.replace(f".{OLD}.", f".{POLICY}.")))
     use_adapter(model, POLICY)
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def lora_pattern(model: nn.Module, targets: list[str]) -> str:

@@ -150,7 +150,9 @@ class WorldPlayHunyuan(HunyuanVideo15Transformer3DModel):
 
     _no_split_modules: ClassVar[list[str]] = ["WorldPlayHunyuanBlock"]
     _repeated_blocks: ClassVar[list[str]] = ["WorldPlayHunyuanBlock"]
-    # what LoRA may adapt (updates.trained): the text side gets no gradient, and frozen it is read once a prompt
+    # for updates.trained: text is read without gradient, so its own weights (all but the shared time_embed) get none,
+    # and LoRA leaves them alone; while nothing that text depends on is trained it is read once a prompt
+    never_trained: ClassVar[str] = r"(?!time_embed\.)" + TEXT_SIDE.pattern
     lora_scope: ClassVar[str] = r"transformer_blocks\.\d+\.(?=attn\.to_(?!add)|ff\.)"
 
     # The signature is repeated because diffusers stores only what it can see: with *args the configuration is lost.

@@ -30,7 +30,7 @@ from pipeline.worlds.wan import WorldPlayWan
 from pipeline.worlds.wan_world import WanWorld
 
 LORA = ParamsConfig(kind="lora", rank=2, alpha=4)
-SETTINGS: dict[str, Any] = {"steps": 3, "timesteps": 2, "lr": 1e-3, "accumulation": 4, "micro_batch": 3}
+SETTINGS: dict[str, Any] = {"steps": 3, "timesteps": 2, "lr": 3e-4, "accumulation": 4, "micro_batch": 3}
 
 
 @dataclass(frozen=True)
