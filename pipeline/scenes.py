@@ -28,21 +28,18 @@ KEYS = ("image_path", "caption", "word", "poses")
 
 @dataclass(frozen=True)
 class SceneEntry:
-    """One usable line of a list: its place (from 0), the image's path as written, and optional actions."""
+    """One usable line of a list: its place (from 0), the image's path as written, and optional actions.
+
+    `key` names the scene in groups and digests: its image's file name, and a digest of all that it was made of.
+    """
 
     index: int
     name: str
     image: Path
     caption: str
+    key: str
     word: str | None = None
     poses: Path | None = None
-
-    @property
-    def key(self) -> str:
-        """Name and content of a scene: its image's file name, and a digest of all that it is made of."""
-        poses = None if self.poses is None else digest_file(self.poses)
-        content = digest_of([digest_file(self.image), self.caption, self.word, poses])
-        return f"{self.image.stem}-{content[:SHORT]}"
 
 
 @dataclass(frozen=True)
@@ -117,11 +114,18 @@ def _entry(index: int, item: Any, folder: Path) -> SceneEntry:
         parse_word(word)
     if poses is not None:
         pose_json_load(folder / poses)
+    image, caption = folder / item["image_path"], " ".join(item["caption"].split())
+    parts = [image] if poses is None else [image, folder / poses]
+    for path in parts:
+        if not path.is_file():
+            raise DataError(f"{path}: is missing")
+    content = digest_of([*map(digest_file, parts), caption, word])
     return SceneEntry(
         index=index,
         name=item["image_path"],
-        image=folder / item["image_path"],
-        caption=" ".join(item["caption"].split()),
+        image=image,
+        caption=caption,
+        key=f"{image.stem}-{content[:SHORT]}",
         word=word,
         poses=None if poses is None else folder / poses,
     )
@@ -152,4 +156,4 @@ def load_image(path: Path, frame_size: tuple[int, int]) -> NDArray[np.uint8]:
     )
     left, top = (size[0] - width) // 2, (size[1] - height) // 2
     scaled = image.resize(size, Image.Resampling.LANCZOS)
-    return np.asarray(scaled.crop((left, top, left + width, top + height)), np.uint8)
+    return np.array(scaled.crop((left, top, left + width, top + height)), np.uint8)

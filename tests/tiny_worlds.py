@@ -104,8 +104,8 @@ def wcpipe(*arguments: object) -> str:
     return ran.stdout
 
 
-def import_base(tiny: Tiny) -> dict[str, Any]:
-    """`wcpipe import`; weights in float32, as a full fine-tune needs them."""
+def import_base(tiny: Tiny, dtype: str = "bfloat16") -> dict[str, Any]:
+    """`wcpipe import`; a full fine-tune needs float32."""
     height, width = FRAME[tiny.name]
     given = [
         "import",
@@ -118,7 +118,7 @@ def import_base(tiny: Tiny) -> dict[str, Any]:
         "--vae",
         tiny.vae,
     ]
-    return json.loads(wcpipe(*given, "--frame-size", f"{height}x{width}", "--dtype", "float32", "--json"))
+    return json.loads(wcpipe(*given, "--frame-size", f"{height}x{width}", "--dtype", dtype, "--json"))
 
 
 def encode(tiny: Tiny, *more: object) -> dict[str, Any]:
