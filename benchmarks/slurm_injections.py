@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.slurm_world import Cluster, Project
@@ -108,12 +108,14 @@ class Run:
     def folder(self, stage: str) -> JobFolder:
         return JobFolder(self.project.folder / "artifacts", "e001", stage)
 
-    def running(self, seconds: float = 120) -> tuple[str, int, str, int]:
-        """(stage, task, ARRAY_TASK, pid of its batch process) of a task that runs now; waits for one."""
+    def running(
+        self, stages: Sequence[str] = (*STAGES, "advantage", "update"), seconds: float = 240
+    ) -> tuple[str, int, str, int]:
+        """(stage, task, ARRAY_TASK, pid of its batch process) of a task of `stages` that runs now; waits for one."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             found = []
-            for stage in (*STAGES, "advantage", "update"):
+            for stage in stages:
                 folder = self.folder(stage)
                 record = folder.read() if (folder.path / "job.json").exists() else None
                 for task in record.all_tasks if record is not None else []:
@@ -306,10 +308,8 @@ def job_cancelled(run: Run) -> str:
 
 def _finished_file(run: Run) -> tuple[GroupStore, int, Path]:
     """A file of a finished group of a store whose stage is over, while a later stage runs."""
-    stage, *_ = run.running()
-    done = {"prefix": (), "rollout": STORES[:1], "score": STORES[:2]}.get(stage, STORES)
-    if not done:
-        raise Missed
+    stage, *_ = run.running(("rollout", "score", "advantage", "update"))
+    done = {"rollout": STORES[:1], "score": STORES[:2]}.get(stage, STORES)
     store = GroupStore.open(run.project.folder / "artifacts" / "e001" / run.dice.choice(done))
     index = run.dice.randrange(len(store))
     return store, index, store.array_path(index, run.dice.choice(sorted(store.specs)))
@@ -337,10 +337,10 @@ def file_truncated(run: Run) -> str:
 
 def task_fails(run: Run) -> str:
     """a file that a stage needs is gone, its tasks fail."""
-    stage, *_ = run.running()
+    stage, *_ = run.running(STAGES[:2])
     path = run.project.folder / "artifacts" / "base" / "codec.safetensors"
     away = path.with_suffix(".away")
-    if stage not in ("prefix", "rollout") or not path.exists():
+    if not path.exists():
         raise Missed
     path.rename(away)
     run.undo.append(lambda: away.exists() and away.rename(path))
@@ -381,9 +381,9 @@ def disk_full(run: Run) -> str:
 
 def same_shard_twice(run: Run) -> str:
     """the shard of a running task given to a second process by hand."""
-    stage, task, job, _ = run.running()
+    stage, task, job, _ = run.running(STAGES)
     record = run.folder(stage).read()
-    if stage not in STAGES or record is None:
+    if record is None:
         raise Missed
     command = [*record.command, "--shard", f"{task}/{record.tasks}"]
     run.helpers.append(run.project.start(*command, launcher="local", log="by-hand.txt"))

@@ -155,7 +155,8 @@ def _requeue(task: Task, code: int, why: str) -> None:
             if state is not None and state.state == "RUNNING":
                 slurm.requeue(task.identity)
             elif state is not None:
-                task.note(STOPPED, code, f"{why}: {state.meaning()}")
+                ended = state.meaning() if state.ended else "SLURM is ending the job"
+                task.note(STOPPED, code, f"{why}: {ended}")
             return
         except ClusterError as error:
             print(f"wcpipe: {error}; attempt {attempt + 1} of 6 to queue the task again", file=sys.stderr)

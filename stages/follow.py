@@ -23,6 +23,10 @@ from stages.common import STOP
 from stages.jobs import CANCELLED, FAILED, FINISHED, SUBMITTED, SUBMITTING, JobFolder, JobRecord
 from stages.slurm import Slurm, SlurmSilent
 
+_OWN = range(
+    2, 11
+)  # exit codes of errors that a person can act on (pipeline.errors): another try fails alike
+
 
 def say(text: str) -> None:
     print(f"wcpipe: {text}", file=sys.stderr, flush=True)
@@ -37,6 +41,7 @@ class Follower:
         self.label = f"{folder.stage} {folder.epoch}"
         self._quiet_since: dict[int, float] = {}  # task -> since when it neither lives nor has said anything
         self._silent = False
+        self._codes: dict[int, int | None] = {}  # task that failed for good -> its exit code
 
     # ---------------------------------------------------------------- submitting
 
@@ -188,8 +193,10 @@ class Follower:
             quiet = now - self._quiet_since.setdefault(task, now)
             # a record written on another node may show up late; a state is never believed on its first sight
             patience = polling.lost if not state.ended or state.state == "COMPLETED" else 2 * polling.every
-            if said.get("state") == FAILED:
-                fatal[task] = said.get("why") or f"failed with exit code {said.get('exit_code')}"
+            if said.get("state") == FAILED or (state.state == "FAILED" and state.exit_code in _OWN):
+                code = said.get("exit_code") or state.exit_code  # a full disk kept it from writing a record
+                fatal[task] = said.get("why") or f"failed with exit code {code}"
+                self._codes[task] = code
             elif quiet < patience:
                 continue
             elif state.state == "CANCELLED":
@@ -213,7 +220,7 @@ class Follower:
 
     def _give_up(self, record: JobRecord, fatal: dict[int, str]) -> None:
         task, why = min(fatal.items())
-        code = self.folder.task(task).get("exit_code")
+        code = self._codes.get(task)
         words = self.folder.last_words(task)
         more = f" (and {len(fatal) - 1} more tasks)" if len(fatal) > 1 else ""
         record.state = FAILED
@@ -222,7 +229,7 @@ class Follower:
             f"{self.label}: task {task} {why}{more}: {words or 'its log is empty'}; log: {self.folder.log(task)}; "
             f"finished groups stay: run the same command again"
         )
-        if isinstance(code, int) and 2 <= code <= 10:
+        if isinstance(code, int) and code in _OWN:
             error.exit_code = code  # the stage's own: a full disk is a full disk on any node
         raise error
 
