@@ -20,6 +20,8 @@ CORE = (
     ("diffusers", "diffusers", "the transformer"),
     ("peft", "peft", "LoRA"),
     ("safetensors", "safetensors", "weights"),
+    ("transformers", "transformers", "encoders of published bases, LoRA"),
+    ("pillow", "PIL", "your own images"),
     ("zarr", "zarr", "stores"),
     ("google-crc32c", "google_crc32c", "marks of finished groups"),
     ("numpy", "numpy", "everything"),
