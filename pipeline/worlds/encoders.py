@@ -197,7 +197,7 @@ class HunyuanEncoders:
         embeds = _hunyuan_pipeline()._get_image_embeds(
             self.image_encoder, self.feature_extractor, Image.fromarray(frame_HW3), self.device
         )
-        return embeds[0]  # type: ignore[no-any-return]
+        return embeds[0]
 
     def _chat(self, caption: str) -> list[int]:
         """Token ids of a caption inside the chat template."""

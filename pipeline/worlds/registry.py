@@ -29,7 +29,7 @@ from pipeline.worlds.worldplay import FILES, WORLD, open_worldplay, read_world
 if TYPE_CHECKING:
     from pipeline.config import WorldConfig
     from pipeline.updates.policy import SetName
-    from pipeline.worlds.base import Scene, WorldSpec
+    from pipeline.worlds.base import Scene, WorldModel, WorldSpec
     from pipeline.worlds.scene_store import Scenes
     from pipeline.worlds.wan_world import WanWorld
 
@@ -60,7 +60,7 @@ class Prompt:
     scene: Callable[[], Scene] | None = None
 
 
-def scene_of(world: WanWorld, prompt: Prompt, guided: bool = False) -> Scene:
+def scene_of(world: WorldModel, prompt: Prompt, guided: bool = False) -> Scene:
     """The prompt's scene, encoded beforehand (`wcpipe encode`) or by the world itself; a negative only if `guided`."""
     if prompt.scene is not None:
         scene = prompt.scene()
