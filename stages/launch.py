@@ -2,12 +2,13 @@
 
 WHY here and not in dvc.yaml: DVC (or a person) starts `wcpipe rollout --epoch e001` and waits for its exit code and its
 store. With `launcher: slurm` in conf/cluster.yaml the command submits itself as an array, waits, and ends as the stage
-would have. So dvc.yaml names no cluster, and tasks (which have WCPIPE_LAUNCHER=local, or a --shard) never submit.
+would have. So dvc.yaml names no cluster. Tasks (WCPIPE_LAUNCHER=local), parts (--shard) and ranks never submit.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ def launchable(stage: str, command: Callable[..., None]) -> Callable[..., None]:
         from pipeline.cluster.config import load_cluster
 
         config = load_cluster()
-        if options.get("shard", "1/1") == "1/1" and config.launches(stage):
+        whole = options.get("shard", "1/1") == "1/1" and "WORLD_SIZE" not in os.environ  # no part, no rank
+        if whole and config.launches(stage):
             run_on_cluster(stage, options, sys.argv[1:], config)
         else:
             command(**options)

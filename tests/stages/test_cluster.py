@@ -14,7 +14,8 @@ import pytest
 
 from pipeline.cluster.config import ClusterConfig, parse_cluster
 from pipeline.config import read_yaml
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, UsageError
+from stages import cluster
 from stages.cluster_task import run_task
 from stages.jobs import DONE, FAILED, JobFolder, JobRecord
 from stages.launch import parts, prepare, without
@@ -204,16 +205,24 @@ def test_silence_and_refusal_are_told_apart(
         Slurm(0.2).call("squeue")
 
 
-def test_scripts_can_be_looked_at_without_slurm(tiny_params: Path, tmp_path: Path) -> None:
-    done = wcpipe("cluster", "submit", "--epoch", "e001", "--until", "e002", "--dry", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("#!/bin/bash") == 10
-    done = wcpipe("cluster", "status", cwd=tmp_path)
-    assert "nothing was submitted" in done.stdout
-    done = wcpipe("cluster", "resume", cwd=tmp_path)
-    assert (done.returncode, "run `wcpipe cluster submit` first" in done.stderr) == (5, True)
-    done = wcpipe("cluster", "submit", "--epoch", "e002", "--until", "e001", "--dry", cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+def test_scripts_can_be_looked_at_without_slurm(
+    tiny_params: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster.submit(
+        epoch="e001", until="e002", root=Path("artifacts"), params=tiny_params, set_=None, dry=True
+    )
+    assert capsys.readouterr().out.count("#!/bin/bash") == 10
+    cluster.status(root=Path("artifacts"), epoch=None, conf=None, json=False)
+    assert "nothing was submitted" in capsys.readouterr().out
+    with pytest.raises(DataError, match="run `wcpipe cluster submit` first"):
+        cluster.resume(root=Path("artifacts"), conf=None)
+    with pytest.raises(UsageError, match="--until e001 lies before --epoch e002"):
+        cluster.submit(
+            epoch="e002", until="e001", root=Path("artifacts"), params=tiny_params, set_=None, dry=True
+        )
+    with pytest.raises(DataError, match=r"logs/3\.log: is missing; there are logs of task - none"):
+        cluster.logs(stage="rollout", epoch="e001", root=Path("artifacts"), task=3, lines=5)
 
 
 def test_without_slurm_a_stage_says_what_is_missing(tiny_params: Path, tmp_path: Path) -> None:
