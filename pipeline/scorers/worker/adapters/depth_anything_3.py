@@ -44,8 +44,8 @@ def scale_to(depth_HW: NDArray[Any], confidence_HW: NDArray[Any] | None) -> floa
     sure = np.isfinite(depth) & (depth > 0)
     if confidence_HW is not None:
         confidence = np.asarray(confidence_HW, np.float64)
-        known = np.isfinite(confidence) & sure
-        sure = known & (confidence >= np.median(confidence[known])) if known.any() else sure
+        known = np.isfinite(confidence)
+        sure &= known & (confidence >= (np.median(confidence[known]) if known.any() else np.inf))
     return float(np.median(depth[sure])) if sure.any() else float("nan")
 
 
