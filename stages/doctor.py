@@ -85,7 +85,7 @@ def _parameters(row: Any, path: Path) -> None:
     try:
         from pipeline import config
         from pipeline.scorers.choice import choose
-        from pipeline.worlds.registry import base_digest
+        from pipeline.worlds.registry import base_digest, source_inputs
 
         params = config.load(path)
     except ImportError as error:
@@ -100,6 +100,9 @@ def _parameters(row: Any, path: Path) -> None:
         row("base", "ok", "world.base is pretrain: `wcpipe base` trains it, for hours")
     else:
         remedy = f"{weights}: holds no base; restore it from the repository or set world.base: pretrain"
+        if params.world.name != "mini":
+            remedy = f"{weights}: holds no base; make it with `wcpipe import`"
+            _weights(row, "scenes", None, lambda: str(source_inputs(params.world)["scenes"]))
         _weights(row, "base", remedy, partial(base_digest, weights))
     for scorer in params.score.scorers:
         choice = choose(scorer, params)

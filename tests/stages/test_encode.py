@@ -294,3 +294,51 @@ def test_parameters_of_worlds_are_checked_when_read(sections: dict[str, Any], ma
 
     with pytest.raises(ConfigError, match=match):
         Params.model_validate_strict(sections)
+
+
+def test_guided_candidates_cost_twice_and_need_a_negative(worlds: dict[str, Tiny]) -> None:
+    """Both worlds, first clip and a later one: scale 1 is no guidance, above it the negative has its own context."""
+    from pipeline import rollout
+    from pipeline.worlds.base import ClipCondition
+
+    for tiny in worlds.values():
+        world = open_world(tiny.name, tiny.base)
+        prompt = make_prompts(Scenes.open(tiny.scenes, world.spec), "rl", [0], 0, 7, WORDS)[0]
+        scene = scene_of(world, prompt, guided=True)
+        labels = np.concatenate([[0], prompt.labels_A])
+        condition = ClipCondition.of(labels, prompt.c2w_T44, prompt.K_33)
+        found = {}
+        for cfg in (1.0, 3.0):
+            sampling = rollout.Sampling(steps=2, shift=5.0, seed=0, epoch=1, cfg=cfg)
+            world.forwards.reset()
+            given = (world, scene, condition, prompt.c2w_T44, 2, sampling, "g")
+            prefix = rollout.sample_prefix(*given)
+            found[cfg] = rollout.sample_candidates(
+                world, scene, prefix, condition, prompt.c2w_T44, 2, 3, sampling, "g"
+            )
+            times = 1 if cfg == 1 else 2
+            assert (world.forwards.denoiser, world.forwards.context) == (times * 2 * (1 + 3), times)
+        assert not torch.allclose(found[1.0], found[3.0], atol=1e-3)
+        with pytest.raises(DataError, match="has no negative text"):
+            rollout.sample_prefix(world, scene_of(world, prompt), condition, prompt.c2w_T44, 2, sampling, "g")
+
+
+def test_evaluation_of_a_published_world_is_refused(worlds: dict[str, Tiny], tmp_path: Path) -> None:
+    from pipeline.config import Params
+    from stages.evaluate import run_evaluate
+
+    tiny = worlds["worldplay-5b"]
+    world = {"name": tiny.name, "base": "imported", "weights": str(tiny.base), "scenes": str(tiny.scenes)}
+    with pytest.raises(ConfigError, match="only the mini world has"):
+        run_evaluate(Params.model_validate_strict({"world": world}), "e000", tmp_path)
+
+
+def test_published_worlds_take_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.worlds.registry import default_device
+
+    assert default_device("worldplay-8b") == ("cuda:0" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "6")
+    assert default_device("worldplay-8b") == "cuda:2"
+    assert default_device("mini") == "cpu"
