@@ -87,7 +87,7 @@ def generate_cycle(
     key = f"cyclebench/{prompt.index}"
     latents = sample_prefix(
         world, scene_of(world, prompt), condition, prompt.c2w_T44, clips + 1, sampling, key
-    )  # type: ignore[arg-type]
+    )
     if not torch.isfinite(latents).all():
         raise NumericsError(
             f'cyclebench: the policy\'s sample of "{case.word.name}" is not finite; the policy has diverged: lower '

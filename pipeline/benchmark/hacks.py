@@ -233,7 +233,8 @@ def relation_rows(bench: Bench, params: Params, world: WorldModel, count: int) -
 
     cycle = params.cycle.model_copy(update={"words": "relation", "relation_clips": 2})
     plan = Plan("relation", 2, 1)
-    sample, rows, index = sampler_of(world, params), [], FIRST_CASE
+    sample, index = sampler_of(world, params), FIRST_CASE
+    rows: list[dict[str, float]] = []
     while len(rows) < count:
         made = make_closed_prompts(
             params.world.name, "evaluation", [index], params.seed, plan, cycle, params.words, world.spec

@@ -170,7 +170,7 @@ def _cycle(raw: Mapping[str, RawScores], context: RewardContext, config: Closure
     details = ("spatial", "temporal")
     reasons = [part.reasons for part in parts]
     if all(reason is not None and reason.startswith(ABSENT) for column in reasons for reason in column):
-        return _absent(len(reasons[0]), "no pair of frames ends in the target clip", details)
+        return _absent(len(reasons[0]), "no pair of frames ends in the target clip", dict.fromkeys(details))
 
     def measure(g: int) -> tuple[float, dict[str, Any]]:
         failed = next((r[g] for r in reasons if r[g] and not str(r[g]).startswith(ABSENT)), None)

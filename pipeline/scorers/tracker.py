@@ -113,9 +113,9 @@ def follow_each(
     pairs = list(zip(first_PHW3, second_PHW3, strict=True))
     if len(pairs) > 1 and cores() > 1:
         with ThreadPoolExecutor(cores()) as pool:
-            found = list(pool.map(lambda pair: one(*pair, points), pairs))
+            found = list(pool.map(lambda pair: one(pair[0], pair[1], points), pairs))
     else:
-        found = [one(*pair, points) for pair in pairs]
+        found = [one(first, second, points) for first, second in pairs]
     rows = np.stack(found) if found else np.zeros((0, len(points), 5), np.float32)
     return Tracks(rows[..., 0:2], rows[..., 2:4], rows[..., 4])
 

@@ -92,7 +92,7 @@ def _colour(
 ) -> NDArray[np.float32]:
     """Largest difference of a channel between both ends of each track, 0..1; 1 where it is lost or out of the frame."""
     height, width = first_HW3.shape[:2]
-    lost = ~np.isfinite(end_N2).all(axis=1)
+    lost: NDArray[np.bool_] = np.logical_not(np.isfinite(end_N2).all(axis=1))
     safe = np.where(lost[:, None], 0, end_N2)
     outside = (safe < -0.5).any(axis=1) | (safe[:, 0] > width - 0.5) | (safe[:, 1] > height - 0.5)
     difference = np.abs(_sample(first_HW3, start_N2) - _sample(second_HW3, safe)).max(axis=1) / 255
@@ -150,7 +150,7 @@ class TracksEngine:
         return BoundTracks(self._tracker, pairs, room, size_HW, reference_HW3, self.name)
 
 
-@dataclass(frozen=True)
+@dataclass
 class BoundTracks:
     """As `registry.Engine`, for groups with these pairs."""
 
