@@ -10,8 +10,7 @@ depend on them) and measures, in this order, each part only if the time left all
     update        one LoRA update through the real loop (old forward, forward, backward), with and without activation
                   checkpointing
 
-The JSON is written again after every part, so a job that is cut off leaves what it measured. A part that does not fit
-into memory is recorded as such.
+The JSON is written again after every part, and a part that does not fit into memory says so.
 
     python benchmarks/gpu_bases.py --out gpu_bases.json            # one H200 or H20, at most 8 minutes
     python benchmarks/gpu_bases.py --size tiny --device cpu --out tiny.json    # the same path in seconds, no numbers
@@ -303,9 +302,7 @@ def measure_update(case: Case, checkpointing: bool) -> dict[str, Any]:
         timesteps=case.size.levels,
         accumulation=2,
         micro_batch=1,
-        params=ParamsConfig(
-            kind="lora", rank=case.size.rank, targets=["to_q", "to_k", "to_v", "to_out.0", "to_out_prope.0"]
-        ),
+        params=ParamsConfig(kind="lora", rank=case.size.rank),
         execution=ExecutionConfig(checkpointing=checkpointing),
     )
     model = case.world.model
@@ -327,12 +324,11 @@ def measure_update(case: Case, checkpointing: bool) -> dict[str, Any]:
     )
     begun = time.perf_counter()
     metrics = update_epoch(case.world, policy, [group], config, 0, 1)
-    seconds = time.perf_counter() - begun
     return {
-        "seconds": seconds,
+        "seconds": time.perf_counter() - begun,
         "samples": 2,
         "levels": case.size.levels,
-        "trained_weights": sum(parameter.numel() for parameter in policy.params.values()),
+        "trained_weights": sum(p.numel() for p in policy.params.values()),
         "grad_norm": metrics["grad_norm"],
         "finite": bool(np.isfinite(list(metrics.values())).all()),
     }
@@ -351,19 +347,17 @@ def run(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
     def build() -> dict[str, Any]:
         made["case"] = Case(size, device)
-        count = sum(parameter.numel() for parameter in made["case"].world.model.parameters())
-        return {"weights": count}
+        return {"weights": sum(p.numel() for p in made["case"].world.model.parameters())}
 
     report.part("build", 60, build)
     if "case" not in made:
         return report.content
-    case = made["case"]
+    case, G = made["case"], size.candidates
     found = report.part("context", 60, lambda: measure_context(case, report, repeats))
     if "seconds" not in found:
         return report.content
     step = case.work["step"] / case.work["context"] * found["seconds"]  # a guess until it is measured
     case.kept = case.context()
-    G = size.candidates
     found = report.part("step", (1 + repeats) * (1 + G) * step, lambda: measure_step(case, report, repeats))
     step = found.get("seconds_batch_1", step)
     report.part(

@@ -96,7 +96,7 @@ def test_every_fault_ends_the_job_with_one_line_and_a_usable_policy(
     done = torchrun(FAULT, fault, *words(ready, root))
     assert done.returncode != 0
     assert done.stderr.count(line) == 1, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr.split("torch.distributed.elastic")[0]
+    assert "stages/update.py" not in done.stderr  # tracebacks are torchrun's own, none is a rank's
     assert digest_tree(EpochPaths(root, "e000").policy) == before
     assert not is_finished(params, EPOCH, root)
     assert run_update(params, EPOCH, root)["made"] == 1  # by one rank, as if nothing had been
