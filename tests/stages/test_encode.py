@@ -285,6 +285,7 @@ def test_the_checkpoint_is_known_by_its_published_folder(world: str, source: str
         ({"world": {"name": "worldplay-8b", "base": "imported"}}, "world.scenes is ''"),
         ({"world": {"scenes": "s.zarr"}}, "makes its own scenes"),
         ({"sampler": {"cfg": 6.0}}, "sampler.cfg is 6"),
+        ({"world": {"step": {"rotation_deg": 3.0}}}, "world.step is for published worlds"),
         ({"world": {"step": {"rotation_deg": 0}}}, "world.step.rotation_deg is 0"),
         ({"world": {"name": "worldplay-9b"}}, "world.name is"),
     ],
@@ -342,3 +343,22 @@ def test_published_worlds_take_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LOCAL_RANK", "6")
     assert default_device("worldplay-8b") == "cuda:2"
     assert default_device("mini") == "cpu"
+
+
+def test_words_that_close_run_on_scenes_too(worlds: dict[str, Tiny]) -> None:
+    """Retracing cycles need poses alone, no room: the scene keeps its image and gets the cycle's word."""
+    from pipeline.config import Params
+    from pipeline.plan import plan_of
+    from pipeline.worlds.closed_prompts import make_closed_prompts
+
+    tiny = worlds["worldplay-5b"]
+    spec = open_world(tiny.name, tiny.base).spec
+    scenes = Scenes.open(tiny.scenes, spec)
+    world = {"name": tiny.name, "base": "imported", "weights": str(tiny.base), "scenes": str(tiny.scenes)}
+    params = Params.model_validate_strict({"world": world, "cycle": {"words": "retracing"}})
+    plan = plan_of(params, 1)
+    closed = make_closed_prompts(scenes, "rl", range(3), 0, plan, params.cycle, params.words, spec)
+    assert {one.prompt.scene_key for one in closed} == {scenes.key(i) for i in range(3)}
+    for one in closed:
+        assert len(one.prompt.c2w_T44) == plan.clip * spec.clip_latents
+        assert one.prompt.scene is not None
