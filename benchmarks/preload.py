@@ -79,7 +79,8 @@ def serve(folder: Path) -> None:
             if sys.stdin in ready:
                 return
             line, _ = listener.accept()
-            _start(line, listener)
+            with contextlib.suppress(OSError, ValueError):  # the client died while it asked
+                _start(line, listener)
 
 
 def _start(line: socket.socket, listener: socket.socket) -> None:
@@ -90,7 +91,10 @@ def _start(line: socket.socket, listener: socket.socket) -> None:
     wanted = struct.unpack("<I", head)[0]
     said = b""
     while len(said) < wanted:
-        said += line.recv(wanted - len(said))
+        part = line.recv(wanted - len(said))
+        if not part:
+            return
+        said += part
     arguments, cwd, environment = json.loads(said)
     child = os.fork()
     if child == 0:
@@ -99,7 +103,8 @@ def _start(line: socket.socket, listener: socket.socket) -> None:
         _become(arguments, cwd, environment, fds)
     for fd in fds:
         os.close(fd)
-    line.sendall(struct.pack("<i", child))
+    with contextlib.suppress(OSError):  # a client that died meanwhile: the thread sees it at once
+        line.sendall(struct.pack("<i", child))
     threading.Thread(target=_watch, args=(line, child), daemon=True).start()
 
 

@@ -80,17 +80,20 @@ def epoch(scale: Scale) -> list[Row]:
             rows.append(Row(artifact, name, " x ".join(map(str, shape)) + f" {dtype}", P, size, files + 1))
         rows.append(Row(artifact, "records, done", "JSON, uint32", P, record, 2 * files + 2))
 
-    prefixes = [
+    prefixes: list[tuple[str, Sequence[int], str]] = [
         ("latents", (C, past, h, w), "float16"),
         ("frames", (shown, H, W, 3), "uint8"),
         ("first_frame", (H, W, 3), "uint8"),
-        *((f"embedding {n}", shape, "float32") for n, shape in enumerate(scale.embeddings, 1)),
+        *((f"embedding {n}", tuple(shape), "float32") for n, shape in enumerate(scale.embeddings, 1)),
         ("labels", (4 * scale.clip,), "int64"),
         ("c2w", (4 * scale.clip, 4, 4), "float64"),
         ("K", (3, 3), "float64"),
     ]
     add("prefixes.zarr", prefixes, shards, 2000)
-    candidates = [("latents", (G, C, 4, h, w), "float16"), ("frames", (G, new, H, W, 3), "uint8")]
+    candidates: list[tuple[str, Sequence[int], str]] = [
+        ("latents", (G, C, 4, h, w), "float16"),
+        ("frames", (G, new, H, W, 3), "uint8"),
+    ]
     add("rollouts.zarr", candidates, shards, 1500)
     poses = [("relative", (G, scored - 1, 4, 4), "float64")]
     poses += [("past_relative", (shown - 1, 4, 4), "float64")] if shown > 1 else []
