@@ -8,12 +8,12 @@ Files follow from `stores.sharding`: one a group and array up to 64 groups, bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 BYTES = {"uint8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}
 GB = 1e9
+Arrays = list[tuple[str, tuple[int, ...], str]]  # name, shape of one group, type
 
 
 @dataclass(frozen=True)
@@ -72,30 +72,28 @@ def epoch(scale: Scale) -> list[Row]:
     shards = -(-P // block_size(P))
     rows: list[Row] = []
 
-    def add(
-        artifact: str, arrays: Sequence[tuple[str, tuple[int, ...], str]], files: int, record: int
-    ) -> None:
+    def add(artifact: str, arrays: Arrays, files: int, record: int) -> None:
         for name, shape, dtype in arrays:
             size = math.prod(shape) * BYTES[dtype]
             rows.append(Row(artifact, name, " x ".join(map(str, shape)) + f" {dtype}", P, size, files + 1))
         rows.append(Row(artifact, "records, done", "JSON, uint32", P, record, 2 * files + 2))
 
-    prefixes: list[tuple[str, Sequence[int], str]] = [
+    prefixes: Arrays = [
         ("latents", (C, past, h, w), "float16"),
         ("frames", (shown, H, W, 3), "uint8"),
         ("first_frame", (H, W, 3), "uint8"),
-        *((f"embedding {n}", tuple(shape), "float32") for n, shape in enumerate(scale.embeddings, 1)),
+        *((f"embedding {n}", shape, "float32") for n, shape in enumerate(scale.embeddings, 1)),
         ("labels", (4 * scale.clip,), "int64"),
         ("c2w", (4 * scale.clip, 4, 4), "float64"),
         ("K", (3, 3), "float64"),
     ]
     add("prefixes.zarr", prefixes, shards, 2000)
-    candidates: list[tuple[str, Sequence[int], str]] = [
+    candidates: Arrays = [
         ("latents", (G, C, 4, h, w), "float16"),
         ("frames", (G, new, H, W, 3), "uint8"),
     ]
     add("rollouts.zarr", candidates, shards, 1500)
-    poses = [("relative", (G, scored - 1, 4, 4), "float64")]
+    poses: Arrays = [("relative", (G, scored - 1, 4, 4), "float64")]
     poses += [("past_relative", (shown - 1, 4, 4), "float64")] if shown > 1 else []
     add("scores.zarr/pose", poses, shards, 600)
     add("scores.zarr/quality", [("quality", (G, scored), "float32"), ("first", (G,), "float32")], shards, 600)
