@@ -24,25 +24,29 @@ def run_calibrate(params: Params, epoch: str, root: Path, prompts: int) -> dict[
     from pipeline import files, rewards
     from pipeline.benchmark.calibration import base_distances, calibration
     from pipeline.rewards.closure import DiscrepancyConfig
-    from pipeline.scorers.tracker import LucasKanade
+    from pipeline.scorers.choice import choose
+    from pipeline.scorers.tracks import TracksEngine
     from pipeline.worlds.registry import open_policy, policy_digest
 
     paths = EpochPaths(root, epoch)
     policy = need_policy(paths)
     config = rewards.settings("spatial", params.rewards)
     assert isinstance(config, DiscrepancyConfig)
-    world = open_policy(params.world.name, paths.base, policy, "old", params.update, params.seed)
+    truncate = params.sampler.truncate_timestep
+    world = open_policy(params.world.name, paths.base, policy, "old", params.update, params.seed, truncate)
+    engine = choose("tracks", params).open()
+    assert isinstance(engine, TracksEngine)
     with step_bar("calibrate", prompts) as advance:
 
         def on_prompt(done: int, total: int) -> None:
             advance(done)
             STOP.check("before the end: nothing was written; run the same command again")
 
-        found = calibration(base_distances(world, params, config, LucasKanade(), prompts, on_prompt))
+        found = calibration(base_distances(world, params, config, engine.tracker, prompts, on_prompt))
     inputs = {
         "policy": policy_digest(paths.base, policy),
         "params": params.dump("seed", "words", "sampler", "cycle", "rewards"),
-        "tracker": LucasKanade.name,
+        "tracker": engine.tracker.name,
     }
     files.write_json(root / "evaluation" / "calibration.json", found | {"inputs": inputs})
     return found

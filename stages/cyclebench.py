@@ -15,6 +15,7 @@ from stages.common import STOP, EpochPaths, need_policy, staged, step_bar
 if TYPE_CHECKING:
     from pipeline.benchmark.cyclebench import CycleCase, Judges
     from pipeline.config import Params
+    from pipeline.worlds.scene_store import Scenes
 
     OnCase = Callable[[int, int], None]
     Judge = Callable[[list[CycleCase], Judges, OnCase], list[dict[str, Any]]]
@@ -60,7 +61,7 @@ def run_cyclebench(params: Params, epoch: str, root: Path, name: str | None = No
     """Write the rows of the policy of `epoch`, unless they are there and were made from the same inputs."""
     from pipeline.benchmark.cyclebench import evaluate_cycles, generate_cycle
     from pipeline.updates.checkpoint import read_state
-    from pipeline.worlds.registry import base_digest, open_policy
+    from pipeline.worlds.registry import base_digest, open_policy, prompt_source, source_inputs
 
     paths, config = EpochPaths(root, epoch), params.cyclebench
     need_policy(paths)
@@ -68,24 +69,33 @@ def run_cyclebench(params: Params, epoch: str, root: Path, name: str | None = No
         "base": base_digest(paths.base),
         "policy": read_state(paths.policy)["files"][f"{config.weights}.safetensors"],
         "params": params.dump("sampler", "cyclebench") | {"world": params.world.name},
+        **source_inputs(params.world),
     }
 
+    sampler = params.sampler
+    world = open_policy(
+        params.world.name,
+        paths.base,
+        paths.policy,
+        config.weights,
+        params.update,
+        params.seed,
+        sampler.truncate_timestep,
+    )
+
     def judge(cases: list[CycleCase], judges: Judges, on_case: OnCase) -> list[dict[str, Any]]:
-        world = open_policy(
-            params.world.name, paths.base, paths.policy, config.weights, params.update, params.seed
-        )
-        steps, shift = params.sampler.steps, params.sampler.shift
         oracle = config.oracle and params.world.name == "mini"
         return evaluate_cycles(
             cases,
-            lambda case: generate_cycle(world, case, config.seed, steps, shift),
+            lambda case: generate_cycle(world, case, config.seed, sampler.steps, sampler.shift, sampler.cfg),
             judges,
             world.spec.stride,
             oracle,
             on_case=on_case,
         )
 
-    return _evaluate(params, bench_path(root, name or _subject(epoch, params)), inputs, judge)
+    path, source = bench_path(root, name or _subject(epoch, params)), prompt_source(params.world, world.spec)
+    return _evaluate(params, path, inputs, judge, source)
 
 
 @staged("evaluate")
@@ -114,21 +124,22 @@ def run_cycle_control(params: Params, control: str, root: Path, name: str | None
         oracle = config.oracle and kind != "random"
         return evaluate_cycles(cases, CYCLE_CONTROLS[kind], judges, 1, oracle, later, on_case)
 
-    return _evaluate(params, bench_path(root, name or control), inputs, judge)
+    return _evaluate(params, bench_path(root, name or control), inputs, judge, params.world.name)
 
 
-def _evaluate(params: Params, path: Path, inputs: dict[str, Any], judge: Judge) -> dict[str, Any]:
+def _evaluate(
+    params: Params, path: Path, inputs: dict[str, Any], judge: Judge, source: str | Scenes
+) -> dict[str, Any]:
     """The rows at `path` if they were made from `inputs`; otherwise those of `judge`, written there."""
     from pipeline import files
     from pipeline.benchmark.cycle_words import DIGEST, MINI_DIGEST
-    from pipeline.benchmark.cyclebench import Judges, make_cycle_cases
+    from pipeline.benchmark.cyclebench import make_cycle_cases
     from pipeline.digests import input_changes
     from pipeline.errors import DataError
-    from pipeline.scorers.registry import engine_digest, open_engine
+    from pipeline.scorers.choice import choose
 
-    folder = Path(params.score.weights)
     words = {"published": DIGEST, "mini": MINI_DIGEST}[params.cyclebench.words]
-    scorers = [engine_digest(name, folder) for name in ("pose", "critic")]
+    scorers = [choose(name, params).digest() for name in ("pose", "critic", "tracks")]
     inputs = {"stage": "cyclebench", "code": CODE, "words": words, "scorers": scorers, **inputs}
     try:
         done = files.read_json(path, "")
@@ -138,17 +149,34 @@ def _evaluate(params: Params, path: Path, inputs: dict[str, Any], judge: Judge) 
         log.warning("%s: was made from other inputs (%s): it is replaced", path, "; ".join(changes[:3]))
     except (DataError, KeyError, TypeError, AttributeError):
         pass  # there is none yet, or it is damaged: it is made
-    cases = make_cycle_cases(params.cyclebench, params.world.name)
+    cases = make_cycle_cases(params.cyclebench, source)
     with step_bar(f"evaluate {path.stem}", len(cases)) as advance:
 
         def on_case(done: int, total: int) -> None:
             advance(done)
             STOP.check("before the end: the cases so far are lost; run the same command again to start over")
 
-        judges = Judges.embedded(open_engine("pose", folder), open_engine("critic", folder))
-        rows = judge(cases, judges, on_case)
+        rows = judge(cases, _judges(params), on_case)
     files.write_json(path, {"inputs": inputs, "rows": rows})
     return _summary(rows) | {"made": len(rows)}
+
+
+def _judges(params: Params) -> Judges:
+    """The engines that params.yaml names for poses, quality and rewarded tracks, and the benchmark's matcher."""
+    from pipeline.benchmark.cyclebench import Judges
+    from pipeline.scorers.choice import choose
+    from pipeline.scorers.tracker import PatchMatcher, Tracker
+    from pipeline.scorers.tracks import TracksEngine
+
+    tracks = choose("tracks", params).open()
+    assert isinstance(tracks, TracksEngine)
+    matcher: Tracker = PatchMatcher()
+    if params.cyclebench.matcher == "roma":
+        from pipeline.scorers.worker_settings import worker_settings
+        from pipeline.scorers.workers import open_tracker
+
+        matcher = open_tracker("roma", worker_settings("roma", params.score.workers))
+    return Judges(choose("pose", params).open(), choose("critic", params).open(), matcher, tracks.tracker)
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -38,23 +38,24 @@ def base_distances(
     from pipeline.rollout import Sampling, sample_prefix
     from pipeline.worlds.base import ClipCondition
     from pipeline.worlds.closed_prompts import make_closed_prompts
-    from pipeline.worlds.registry import scene_of
+    from pipeline.worlds.registry import prompt_source, scene_of
 
+    source = prompt_source(params.world, world.spec)
     cycle = params.cycle.model_copy(update={"words": "retracing"})
-    sampling = Sampling(params.sampler.steps, params.sampler.shift, params.seed, 0)
+    sampling = Sampling(params.sampler.steps, params.sampler.shift, params.seed, 0, params.sampler.cfg)
     rows = []
     for number in range(prompts):
         level = number % cycle.levels
         plan = Plan("retracing", cycle.clips, 1, level, cycle.clips >> level)
         indices = [FIRST_PROMPT + number]
         closed = make_closed_prompts(
-            params.world.name, "rl", indices, params.seed, plan, cycle, params.words, world.spec
+            source, "rl", indices, params.seed, plan, cycle, params.words, world.spec
         )[0]
         prompt = closed.prompt
         labels_T = np.concatenate([np.zeros(1, np.int64), prompt.labels_A])
         condition = ClipCondition.of(labels_T, prompt.c2w_T44, prompt.K_33)
         key = f"calibrate/{prompt.index}"
-        scene = scene_of(world, prompt)
+        scene = scene_of(world, prompt, params.sampler.cfg != 1)
         latents = sample_prefix(world, scene, condition, prompt.c2w_T44, plan.clip + 1, sampling, key)
         video = world.decode(latents)[0]
         found = distances(tracker, video, video, closed.pairs.index_Q2, config)

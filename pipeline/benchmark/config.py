@@ -35,4 +35,7 @@ class CycleBenchConfig(BaseModel):
         "evaluation", description="rooms: evaluation; rl only to watch training itself"
     )
     weights: Literal["live", "old", "ema"] = Field("ema", description="which weights of a policy are judged")
+    matcher: Literal["patches", "roma"] = Field(
+        "patches", description="who measures d: of another family than the tracker that rewards"
+    )
     oracle: bool = Field(True, description="judge with the mini world's oracle as well, the slowest part")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipeline.benchmark.cycle_words import CycleWord, cyclebench_words
 from pipeline.camera import frame_labels, relative_poses
 from pipeline.cycles import ClosedWord
-from pipeline.errors import NumericsError, WordError
+from pipeline.errors import DataError, NumericsError, WordError
 from pipeline.rewards.action import ActionConfig, accumulate, excursion, score_action
 from pipeline.rewards.closure import Discrepancy, DiscrepancyConfig, closure_ratio, pair_discrepancies
 from pipeline.scorers.tracks import PairTracks, texture_of, track_pairs
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.scorers.tracker import Tracker
     from pipeline.worlds.base import WorldModel
     from pipeline.worlds.registry import Prompt
+    from pipeline.worlds.scene_store import Scenes
 
 Frames = NDArray[np.uint8]
 OnCase = Callable[[int, int], Any]
@@ -49,8 +50,11 @@ class CycleCase:
     prompt: Prompt
 
 
-def make_cycle_cases(config: CycleBenchConfig, name: str) -> list[CycleCase]:
-    """The cases, the same for every policy; pure in `config`. Raises WordError where a word fits into no room."""
+def make_cycle_cases(config: CycleBenchConfig, source: str | Scenes) -> list[CycleCase]:
+    """The cases, the same for every policy; pure in `config`. `source` as `registry.prompt_source` gives it.
+
+    Raises WordError where a word fits into no room.
+    """
     from pipeline.worlds.closed_prompts import closed_case
 
     cases = []
@@ -58,7 +62,7 @@ def make_cycle_cases(config: CycleBenchConfig, name: str) -> list[CycleCase]:
     for number, word in enumerate(chosen):
         for room in range(config.rooms):
             index = 200_000 + 1_000 * number + room
-            built, prompt = closed_case(name, config.split, index, config.seed, word.build)
+            built, prompt = closed_case(source, config.split, index, config.seed, word.build)
             if prompt is None:
                 raise WordError(
                     f'"{word.name}" ({word.task}, {word.setting}) fits into no room; take cyclebench.words: mini, or '
@@ -85,9 +89,8 @@ def generate_cycle(
     condition = ClipCondition.of(case.closed.labels_T, prompt.c2w_T44, prompt.K_33)
     sampling = Sampling(steps, shift, seed, 0, cfg)
     key = f"cyclebench/{prompt.index}"
-    latents = sample_prefix(
-        world, scene_of(world, prompt), condition, prompt.c2w_T44, clips + 1, sampling, key
-    )
+    scene = scene_of(world, prompt, cfg != 1)
+    latents = sample_prefix(world, scene, condition, prompt.c2w_T44, clips + 1, sampling, key)
     if not torch.isfinite(latents).all():
         raise NumericsError(
             f'cyclebench: the policy\'s sample of "{case.word.name}" is not finite; the policy has diverged: lower '
@@ -132,6 +135,10 @@ def distances(
     if not len(pairs_Q2):
         return []
     tracks: PairTracks = track_pairs(tracker, earlier_FHW3[pairs_Q2[:, 0]], later_FHW3[pairs_Q2[:, 1]])
+    if not np.isfinite(tracks.confidence_Q2N).all():
+        raise DataError(
+            f"{tracker.name} could not measure a pair of frames; see its worker's log and run again"
+        )
     arrays: Mapping[str, Any] = {
         name: getattr(tracks, f"{name}_Q2N") for name in ("shift", "back", "colour", "confidence")
     } | {"texture": tracks.texture_QN}

@@ -123,7 +123,7 @@ class TracksEngine:
     def __init__(self, tracker: Tracker | None = None) -> None:
         from pipeline.scorers.tracker import LucasKanade
 
-        self._tracker: Tracker = tracker or LucasKanade()
+        self.tracker: Tracker = tracker or LucasKanade()
 
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """Raises DataError: what is stored depends on the pairs."""
@@ -147,7 +147,7 @@ class TracksEngine:
         """The engine for one group: its pairs, `room` for as many as the largest group of the store has, the size of
         its frames and the end frame of a relation's other word.
         """
-        return BoundTracks(self._tracker, pairs, room, size_HW, reference_HW3, self.name)
+        return BoundTracks(self.tracker, pairs, room, size_HW, reference_HW3, self.name)
 
 
 @dataclass

@@ -153,7 +153,7 @@ def placed(
 
 
 def closed_case(
-    name: str, split: str, index: int, seed: int, build: Callable[[StepSize], ClosedWord]
+    name: str | Scenes, split: str, index: int, seed: int, build: Callable[[StepSize], ClosedWord]
 ) -> tuple[ClosedWord, Prompt | None]:
     """A case of a benchmark: one given word (`build` makes it for the world's step) at its first fitting start."""
     rng = np.random.default_rng([seed, index, 0xCA5E])
