@@ -118,8 +118,29 @@ def load_controls(root: Path, before: list[dict[str, Any]]) -> dict[str, list[di
     return found
 
 
+def as_metrics(table: list[dict[str, Any]]) -> dict[str, Any]:
+    """The comparison for `dvc metrics show` and `diff`: means before and after, by kind and measure."""
+    found: dict[str, Any] = {}
+    for row in table:
+        of_kind = found.setdefault(row["kind"], {})
+        of_kind[row["measure"]] = {name: row[name].mean for name in ("before", "after", "difference")}
+    return found
+
+
+def reward_curve(root: Path) -> str:
+    """Mean of each reward over the finished epochs, as CSV for `dvc plots`: epoch, reward, mean."""
+    import json
+
+    lines = ["epoch,reward,mean"]
+    for path in sorted(root.glob("e[0-9]*/metrics/advantage.json"), key=lambda p: int(p.parts[-3][1:])):
+        for name, value in json.loads(path.read_text()).items():
+            if name.endswith("/mean") and value is not None:
+                lines.append(f"{int(path.parts[-3][1:])},{name.removesuffix('/mean')},{value:.6g}")
+    return "\n".join(lines) + "\n"
+
+
 def run_report(root: Path, before: str, after: list[Path], as_json: bool) -> None:
-    """Write `evaluation/report.md` and print the table."""
+    """Write `evaluation/report.md`, `metrics.json` and `rewards.csv` beside it, and print the table."""
     import json
 
     from pipeline import files
@@ -127,6 +148,8 @@ def run_report(root: Path, before: str, after: list[Path], as_json: bool) -> Non
     rows = load_rows(result_path(root, before))
     table = compare(rows, [load_rows(path) for path in after], load_controls(root, rows))
     files.write_bytes(root / "evaluation" / "report.md", as_markdown(table).encode())
+    files.write_json(root / "evaluation" / "metrics.json", as_metrics(table))
+    files.write_bytes(root / "evaluation" / "rewards.csv", reward_curve(root).encode())
     if as_json:
         keep = ("kind", "measure", "before", "after", "difference", "controls")
         print(

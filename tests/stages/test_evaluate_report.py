@@ -17,7 +17,7 @@ from stages import report
 from stages.base import run_base
 from stages.common import STOP, EpochPaths
 from stages.evaluate import command, result_name, result_path, run_control, run_evaluate
-from stages.report import MEASURES, as_markdown, compare, load_controls, load_rows, run_report
+from stages.report import MEASURES, as_markdown, compare, load_controls, load_rows, reward_curve, run_report
 
 SMALL = ("evaluate.basic=1", "evaluate.compound=1", "evaluate.clips=1")
 
@@ -66,6 +66,9 @@ def test_the_same_weights_are_judged_alike_and_the_table_says_no_difference(
     assert load_rows(result_path(root, "e001")) == load_rows(result_path(root, "e000"))
     run_report(root, "e000", [result_path(root, "e001")], as_json=False)
     assert "e000 and e001, held-out rooms" in capsys.readouterr().out
+    metrics = files.read_json(root / "evaluation" / "metrics.json", "")
+    assert metrics["compound"]["oracle_joint"]["difference"] == 0.0
+    assert metrics["basic"]["quality"]["before"] == metrics["basic"]["quality"]["after"]
     text = (root / "evaluation" / "report.md").read_text()
     assert len(text.splitlines()) == 2 + 2 * len(MEASURES)
     assert all(
@@ -75,6 +78,14 @@ def test_the_same_weights_are_judged_alike_and_the_table_says_no_difference(
     table = json.loads(capsys.readouterr().out)
     assert [entry["measure"] for entry in table] == 2 * [name for name, _, _ in MEASURES]
     assert table[0]["difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_the_reward_curve_is_in_order_of_the_epochs_and_leaves_out_what_is_unknown(tmp_path: Path) -> None:
+    for epoch, value in (("e010", 0.5), ("e002", None), ("e001", 0.25)):
+        files.write_json(
+            tmp_path / epoch / "metrics" / "advantage.json", {"action_fine/mean": value, "selected": 4}
+        )
+    assert reward_curve(tmp_path) == "epoch,reward,mean\n1,action_fine,0.25\n10,action_fine,0.5\n"
 
 
 def test_other_parameters_are_judged_again(judged: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -129,7 +140,7 @@ def test_other_rooms_and_weights_have_their_own_file_and_a_new_seed_replaces_it(
     assert not caplog.text
     run_evaluate(config.load(path, (*SMALL, "evaluate.seed=5")), "e000", tmp_path / "root")
     assert (
-        "e000.json: was made from other inputs (params.evaluate.seed: 1000 -> 5): it is repl" in caplog.text
+        "e000.json: was made from other inputs (params.evaluate.seed: 2000 -> 5): it is repl" in caplog.text
     )
     named = run_evaluate(config.load(path, SMALL), "e000", tmp_path / "root", "mine")
     assert named["made"] == 4
