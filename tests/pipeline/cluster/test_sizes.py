@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cluster.sizes import PAPER, Scale, epoch, frames_until, table, totals
 from pipeline.groups import rollout_arrays
-from pipeline.stores import GroupStore, block_size
+from pipeline.stores import ArraySpec, GroupStore, block_size
 from pipeline.worlds.base import WorldSpec
 
 
@@ -46,3 +46,31 @@ def test_paper_scale() -> None:
 @pytest.mark.parametrize("prompts", [1000, 1500, 4000])
 def test_large_epochs_stay_under_1200_files(prompts: int) -> None:
     assert totals(Scale(prompts=prompts))["all"][1] <= 1200
+
+
+@pytest.mark.slow
+def test_a_real_epoch_of_a_thousand_groups_has_the_files_that_the_table_says(tmp_path: Path) -> None:
+    """The stores of an epoch with as many arrays as the real ones, of a few bytes each."""
+    scale, groups = Scale(prompts=1000), 1000
+    block = block_size(groups)
+    keys = [str(index) for index in range(groups)]
+    for name in (
+        "prefixes.zarr",
+        "rollouts.zarr",
+        "scores.zarr/pose",
+        "scores.zarr/quality",
+        "advantages.zarr",
+    ):
+        rows = [row for row in epoch(scale) if row.artifact == name and row.array != "records, done"]
+        count = scale.scores if name == "advantages.zarr" else len(rows)
+        arrays = [ArraySpec(f"a{number}", (2,), "uint8") for number in range(count)]
+        own = groups if name == "advantages.zarr" else block
+        store = GroupStore.prepare(tmp_path / name, kind=name, arrays=arrays, keys=keys, inputs={}, block=own)
+        for index in store.take(store.pending()):
+            store.write(index, {array.name: np.full(2, index % 256, np.uint8) for array in arrays}, {})
+        store.sweep()
+        assert store.pending() == []
+    files = sum(path.is_file() and not path.name.startswith(".") for path in tmp_path.rglob("*"))
+    expected, policy = totals(scale)["all"][1], totals(scale)["policy/"][1]
+    assert files == expected - policy
+    assert files <= 1200
