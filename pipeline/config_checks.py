@@ -51,7 +51,9 @@ def _check_world(params: Params, source: str) -> None:
             f"{source}: world.base is {world.base!r}, but world.name: {world.name} needs {allowed}"
         )
     if mini and world.step != type(world.step)():
-        raise ConfigError(f"{source}: world.step is for published worlds; the mini world's step is fixed: remove it")
+        raise ConfigError(
+            f"{source}: world.step is for published worlds; the mini world's step is fixed: remove it"
+        )
     if mini and params.sampler.cfg != 1:
         raise ConfigError(
             f"{source}: sampler.cfg is {params.sampler.cfg:g}: the mini world has no negative text; set it to 1"
