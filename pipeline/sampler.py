@@ -101,9 +101,10 @@ def sampler_warnings(sampler: SamplerConfig, checkpoint: str | None) -> list[str
     if checkpoint is not None and ("distilled" in checkpoint or sampler.steps <= FEW_STEPS):
         what = "few-step distilled checkpoint" if "distilled" in checkpoint else "checkpoint"
         lines.append(
-            f"WARNING: the {what} {checkpoint!r} is sampled in {sampler.steps} steps. NFT takes a velocity for that of a "
-            "flow and moves it at each noise level on its own; a distilled student's is neither, and few levels are trained. Expect "
-            "slower or unstable learning; WorldCompass trains the undistilled 8B (sampler.preset: worldcompass-rl)"
+            f"WARNING: the {what} {checkpoint!r} is sampled in {sampler.steps} steps. NFT takes a velocity for that of "
+            "a flow and moves it at each noise level on its own; a distilled student's is neither, and few levels are "
+            "trained. Expect slower or unstable learning; WorldCompass trains the undistilled 8B (sampler.preset: "
+            "worldcompass-rl)"
         )
     if sampler.cfg != 1:
         lines.append(
