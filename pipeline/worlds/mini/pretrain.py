@@ -262,7 +262,8 @@ def pretrain(
         )
     optimizers = make_optimizers(model, config)
     ema = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    start, legs = 0, []
+    start = 0
+    legs: list[dict] = []
     if state_path.exists():
         start, legs = _resume(state_path, config, model, ema, optimizers)
     schedule = {key: getattr(config, key) for key in SCHEDULE}
