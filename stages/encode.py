@@ -50,13 +50,12 @@ def run_encode(
     """
     import torch
 
-    from pipeline.digests import digest_tree
     from pipeline.scenes import load_image, read_scenes
     from pipeline.stores import GroupStore, Shard, block_size, to_array
     from pipeline.worlds.encoders import check_finite, encoders_digest, open_encoders
     from pipeline.worlds.registry import default_device
     from pipeline.worlds.scene_store import KIND, NEGATIVE, scene_arrays, scene_record
-    from pipeline.worlds.worldplay import open_codec, read_world, world_spec
+    from pipeline.worlds.worldplay import codec_digest, open_codec, read_world, world_spec
 
     watch, shard = Stopwatch(), shard or Shard()
     about = read_world(base)
@@ -80,7 +79,7 @@ def run_encode(
             "code": CODE,
             "world": about.world,
             "frame_size": list(spec.frame_size),
-            "codec": digest_tree(base / "vae", ("config.json", "*.safetensors")),
+            "codec": codec_digest(base),
             "encoders": identity,
             "dtype": dtype,
         },

@@ -81,7 +81,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     with watch.time("prompts"):
         indices = range(first, first + params.prefix.groups)
         actions = world.spec.clip_latents * clip - 1
-        source = prompt_source(params.world, world.spec)
+        source = prompt_source(params.world, world.spec, paths.base)
         if plan.words == "none":
             closed = []
             prompts = make_prompts(source, "rl", indices, params.seed, actions, params.words)

@@ -24,7 +24,7 @@ from pipeline.digests import digest_of, digest_tree
 from pipeline.errors import CheckpointError, DataError
 from pipeline.updates.config import UpdateConfig
 from pipeline.words import TrainingMix
-from pipeline.worlds.worldplay import FILES, WORLD, open_worldplay, read_world
+from pipeline.worlds.worldplay import FILES, WORLD, codec_digest, open_worldplay, read_world
 
 if TYPE_CHECKING:
     from pipeline.config import WorldConfig
@@ -163,13 +163,19 @@ def open_policy(
     return world
 
 
-def prompt_source(config: WorldConfig, spec: WorldSpec) -> str | Scenes:
-    """Where a world's prompts come from: "mini", which makes its own, or a store of encoded scenes (`world.scenes`)."""
+def prompt_source(config: WorldConfig, spec: WorldSpec, base: Path) -> str | Scenes:
+    """Where a world's prompts come from: "mini", which makes its own, or a store of encoded scenes (`world.scenes`).
+
+    Raises DataError when the scenes were encoded with another frame codec than that of the base.
+    """
     if config.name == "mini":
         return config.name
-    from pipeline.worlds.scene_store import Scenes
+    from pipeline.worlds.scene_store import REMEDY, Scenes
 
-    return Scenes.open(Path(config.scenes), spec, StepSize(**config.step.model_dump()))
+    scenes = Scenes.open(Path(config.scenes), spec, StepSize(**config.step.model_dump()))
+    if scenes.store.about["inputs"]["codec"] != codec_digest(base):
+        raise DataError(f"{config.scenes}: was encoded with another frame codec than that of {base}; {REMEDY}")
+    return scenes
 
 
 def source_inputs(config: WorldConfig) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import files
+from pipeline.digests import digest_tree
 from pipeline.errors import CheckpointError, DataError
 from pipeline.sampler import PRESETS
 
@@ -122,6 +123,11 @@ def open_codec(folder: Path, device: torch.device | str = "cpu") -> VideoCodec:
             f"{folder / 'vae'}: holds no frame codec; put diffusers' vae folder of the base there, or import with --vae"
         )
     return kind(folder / "vae", device)
+
+
+def codec_digest(folder: Path) -> str:
+    """Identity of a base folder's frame codec. Raises DataError when there is none."""
+    return digest_tree(folder / "vae", ("config.json", "*.safetensors"))
 
 
 def world_spec(about: About, codec: VideoCodec, truncate_timestep: bool = False) -> WorldSpec:
