@@ -7,9 +7,9 @@ inside ends the job at once, so nothing comes after it (spec cluster A).
 | the stage ended | then |
 |---|---|
 | with 0 | the task is done |
-| because of SLURM's warning (time limit), or a TERM while SLURM lets the job run | queued again, up to --restarts |
+| because of SLURM's warning (time limit), or a TERM while SLURM lets the job run | queued again, --restarts times |
 | because SLURM is ending the job (preemption, scancel) | SLURM queues it again itself, or not, as it was told |
-| killed by a signal that nobody announced (kill -9, out of memory) | queued again, up to --retries |
+| killed by a signal that nobody announced (kill -9, out of memory) | queued again, --retries times |
 | with another exit code | failed: running it again would fail alike |
 
 torchrun ends with 1 whatever ended its ranks; with --ranks above 1 that exit code counts as killed.
@@ -32,6 +32,7 @@ from stages.jobs import DONE, FAILED, RUNNING, STOPPED, JobFolder
 from stages.slurm import Slurm
 
 _PDEATHSIG = 1  # <sys/prctl.h>
+SLURM_ENDS = "SLURM is ending the job"
 TEMPORARY = 75  # errors.Interrupted: the stage says that it stopped because it was asked to
 KILLED = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
@@ -90,6 +91,12 @@ class Task:
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
 
+    def spent(self, why: str) -> int:
+        """How often it ended before in the way of `why` and was queued again by itself; SLURM's doings do not count."""
+        kind = why.split(" ")[0]
+        ended = [before for before in self.history if before.startswith(kind)]
+        return sum(SLURM_ENDS not in before and "preempted" not in before for before in ended)
+
     def note(self, state: str, code: int | None = None, why: str = "") -> None:
         """Write this task's record."""
         self.folder.write_task(
@@ -132,16 +139,18 @@ def run_task(
         return code
     if task.asked is not None or code == TEMPORARY:
         why, limit = f"stopped by {task.asked or 'a signal to the stage'}", restarts
+        if task.asked == f"SIG{warning}":
+            why += ": the time limit was near"
     else:
         named = signal.Signals(code - 128).name if code > 128 else "what torchrun reports in its log"
         why, limit = f"killed by {named}", retries
     task.note(STOPPED, code, why)
-    if task.restarts >= limit:
-        print(f"wcpipe: {why}, and queued again {limit} times already: not any more", file=sys.stderr)
-        task.note(FAILED, code, f"{why}, after {task.restarts} restarts")
+    if task.spent(why) >= limit:
+        why += f", and it was queued again {task.spent(why)} times before" if limit else ""
+        remedy = "; raise its time in conf/cluster.yaml" if "time limit" in why else ""
+        print(f"wcpipe: {why}: not any more{remedy}", file=sys.stderr)
+        task.note(FAILED, code, why + remedy)
         return code
-    if task.asked == f"SIG{warning}":
-        task.note(STOPPED, code, why := f"{why}: the time limit was near")
     _requeue(task, code, why)
     return code
 
@@ -155,7 +164,7 @@ def _requeue(task: Task, code: int, why: str) -> None:
             if state is not None and state.state == "RUNNING":
                 slurm.requeue(task.identity)
             elif state is not None:
-                ended = state.meaning() if state.ended else "SLURM is ending the job"
+                ended = state.meaning() if state.ended else SLURM_ENDS
                 task.note(STOPPED, code, f"{why}: {ended}")
             return
         except ClusterError as error:

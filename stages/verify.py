@@ -21,9 +21,13 @@ def find_stores(path: Path) -> list[Path]:
     return found
 
 
-def run_verify(paths: list[Path], repair: bool = False) -> dict[str, Any]:
-    """Verify stores at or below `paths`. Raises DataError when something is damaged or foreign and `repair` is off."""
+def run_verify(paths: list[Path], repair: bool = False, complete: bool = False) -> dict[str, Any]:
+    """Verify stores at or below `paths`. Raises DataError when something is damaged or foreign and `repair` is off.
+
+    complete   groups that are not finished are listed and raise DataError too
+    """
     from pipeline import stores
+    from pipeline.cluster.states import compact_tasks
     from pipeline.errors import DataError
 
     found = [store for path in paths for store in find_stores(path)]
@@ -37,6 +41,7 @@ def run_verify(paths: list[Path], repair: bool = False) -> dict[str, Any]:
         "deleted": 0,
     }
     lines: list[str] = []
+    unfinished: list[str] = []
     for path in track(found, "verify", len(found)):
         store = stores.GroupStore.open(path)
         problems = stores.verify(store)
@@ -47,7 +52,11 @@ def run_verify(paths: list[Path], repair: bool = False) -> dict[str, Any]:
         lines += [f"{path}: {problem.kind}: {problem.detail}" for problem in bad]
         if repair:
             summary["repaired"] += len(stores.repair(store, problems))
-            summary["deleted"] += sum(problem.path is not None for problem in problems)
+            summary["deleted"] += sum(problem.path is not None for problem in problems) + store.sweep()
+        if complete and (pending := store.pending()):
+            unfinished.append(
+                f"{path}: missing: {len(pending)} of {len(store)}: groups {compact_tasks(pending)}"
+            )
     if lines and not repair:
         shown = "\n  ".join(lines[:20])
         more = f"\n  and {len(lines) - 20} more" if len(lines) > 20 else ""
@@ -55,6 +64,9 @@ def run_verify(paths: list[Path], repair: bool = False) -> dict[str, Any]:
             f"{len(lines)} problems; `--repair` marks these groups to be made again and deletes foreign files:"
             f"\n  {shown}{more}"
         )
+    if unfinished:
+        listed = "\n  ".join(unfinished)
+        raise DataError(f"{len(unfinished)} stores are not finished; run their stages again:\n  {listed}")
     return summary
 
 
@@ -69,11 +81,18 @@ def command(
             "--repair", help="Mark damaged groups to be made again by their stage; delete files of no group."
         ),
     ] = False,
+    complete: Annotated[
+        bool,
+        typer.Option(
+            "--complete", help="List groups that are not finished and exit with 5 if there are any."
+        ),
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Read stores against their checksums and list damaged, missing and foreign groups.
 
     Example: wcpipe verify                      (all of artifacts/)
+    Example: wcpipe verify --complete artifacts/e003
     Example: wcpipe verify --repair artifacts/e003/rollouts.zarr
     """
-    report(run_verify(paths or [root], repair), json)
+    report(run_verify(paths or [root], repair, complete), json)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cluster.config import ClusterConfig
+from pipeline.cluster.config import SHARDED, ClusterConfig
 from pipeline.cluster.states import compact_tasks
 
 TASK = "$SLURM_ARRAY_TASK_ID"
@@ -41,6 +41,8 @@ class Job:
 def render(job: Job, config: ClusterConfig) -> str:
     """The script. It sets nothing that conf/cluster.yaml leaves empty."""
     ask = config.resources(job.stage)
+    # a stage without groups starts from nothing: what did not fit into its time limit would not fit again
+    restarts = config.restarts if job.stage in SHARDED else 0
     throttle = f"%{ask.throttle}" if ask.throttle is not None else ""
     options = [
         f"--job-name={job.name}",
@@ -76,7 +78,7 @@ def render(job: Job, config: ClusterConfig) -> str:
         "",
         "# Runs the command below, passes signals on, notes how it ended, and queues this task again where that helps.",
         f"exec wcpipe cluster task --job {shlex.quote(str(job.folder))} --signal {config.signal} "
-        f"--retries {config.retries} --restarts {config.restarts} --ranks {ask.ranks} -- \\",
+        f"--retries {config.retries} --restarts {restarts} --ranks {ask.ranks} -- \\",
         f"  {_command(job, config)}",
         "",
     ]

@@ -77,14 +77,20 @@ def test_an_error_that_would_come_again_is_final(folder: JobFolder) -> None:
 
 
 def test_a_killed_stage_is_run_again_only_so_often(folder: JobFolder) -> None:
+    history = ["stopped by SIGTERM: preempted by a job of higher priority", "killed by SIGKILL"]
+    record = folder.read()
+    assert record is not None
+    folder.write_task(2, {"token": record.token, "why": "killed by SIGSEGV", "history": history})
     code = "import os; os.kill(os.getpid(), 9)"
-    assert run_task(folder.path, script(code), "USR2", 1, 20) == 137
+    assert run_task(folder.path, script(code), "USR2", 2, 20) == 137
     said = folder.task(2)
-    assert (said["state"], said["why"]) == (FAILED, "killed by SIGKILL, after 1 restarts")
+    assert said["state"] == FAILED
+    assert said["why"] == "killed by SIGKILL, and it was queued again 2 times before"
+    assert said["history"] == [*history, "killed by SIGSEGV"]
 
 
 def test_torchruns_exit_code_hides_what_happened(folder: JobFolder) -> None:
-    assert run_task(folder.path, script("raise SystemExit(1)"), "USR2", 1, 20, ranks=8) == 1
+    assert run_task(folder.path, script("raise SystemExit(1)"), "USR2", 0, 20, ranks=8) == 1
     assert "torchrun" in folder.task(2)["why"]
 
 
@@ -105,9 +111,10 @@ def test_signals_reach_the_stage_and_its_word_is_waited_for(
     )
     process = subprocess.Popen(script(helper))
     start = time.monotonic()
-    assert run_task(folder.path, script(stage), "USR2", 3, restarts=1) == 75  # 1: it is not queued again here
+    assert run_task(folder.path, script(stage), "USR2", 3, restarts=0) == 75  # 0: it is not queued again here
     assert time.monotonic() - start < 50
     assert folder.task(2)["why"].startswith(f"stopped by {name}")
+    assert ("raise its time" in folder.task(2)["why"]) == (name == "SIGUSR2")
     process.wait()
 
 
