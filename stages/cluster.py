@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from stages import options as o
 
 if TYPE_CHECKING:
     from pipeline.cluster.config import ClusterConfig
+    from stages.follow import Follower
     from stages.jobs import JobFolder, JobRecord
 
 app = typer.Typer(help="Run stages as SLURM array jobs (conf/cluster.yaml).", no_args_is_help=True)
@@ -235,7 +236,7 @@ def _chain(
             with folder.locked():
                 found = folder.read()
                 if found is not None and found.state == SUBMITTING:
-                    follower._recover(found)
+                    follower.recover(found)
                 same = found is not None and found.fingerprint == wanted.fingerprint and not renewed
                 if same and found is not None and len(folder.finished(found)) == found.tasks:
                     before = []
@@ -250,7 +251,7 @@ def _chain(
                 before, renewed = wanted.ids, True
 
 
-def _waiting(follower: Any, folder: JobFolder, record: JobRecord) -> bool:
+def _waiting(follower: Follower, folder: JobFolder, record: JobRecord) -> bool:
     """Whether all tasks of a record that are not done are queued or running, and so will be."""
     left = [task for task in record.all_tasks if not folder.is_done(record, task)]
     states = follower.slurm.states(record.ids, left, record.since)

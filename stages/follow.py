@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline import files
@@ -53,7 +53,7 @@ class Follower:
         with self.folder.locked():
             found = self.folder.read()
             if found is not None and found.state in (SUBMITTING, SUBMITTED):
-                self._recover(found)
+                self.recover(found)
                 if found.fingerprint == wanted.fingerprint and self.living(found):
                     say(f"{self.label}: found its job {' '.join(found.ids)} again")
                     return found
@@ -81,9 +81,8 @@ class Follower:
         files.write_bytes(script, render(job, self.config).encode())
         self._settle(record, lambda: self.slurm.submit(script, record.dependency))
 
-    def _settle(self, record: JobRecord, make: object) -> None:
+    def _settle(self, record: JobRecord, make: Callable[[], str]) -> None:
         """Note the id of the announced submission: found by its name where it may have been made already, else made."""
-        assert callable(make)
         uncertain = False
         while True:
             try:
@@ -103,7 +102,7 @@ class Follower:
         self.folder.write(record)
         say(f"{self.label}: job {job}, {len(record.attempts)} tasks; logs in {self.folder.path}/logs")
 
-    def _recover(self, record: JobRecord) -> None:
+    def recover(self, record: JobRecord) -> None:
         """A submission that was announced and whose id nobody noted: find it, or know that it was never made."""
         if record.state != SUBMITTING:
             return
@@ -122,7 +121,10 @@ class Follower:
 
     def end(self, record: JobRecord, why: str) -> None:
         """Cancel what lives of a record and wait until it is gone. Raises ClusterError when it does not end."""
-        living = [job for job in record.ids if self.slurm.queued(job)]
+        try:
+            living = [job for job in record.ids if self.slurm.queued(job)]
+        except SlurmSilent:
+            living = list(record.ids)  # `cancel` asks again for a while
         if living:
             say(f"{self.label}: cancelling job {' '.join(living)} ({why})")
             if not self.slurm.cancel(living):
