@@ -112,7 +112,23 @@ def _score(
         store.sweep()
     done = store.done()
     missing = sum(len(store.record(index)["reasons"]) for index in range(len(store)) if done[index])
-    return {"made": made, "missing": missing, "time": watch.rounded()}
+    first = next(
+        (text for i in range(len(store)) if done[i] for text in store.record(i)["reasons"].values()), ""
+    )
+    summary = {"made": made, "missing": missing, "of": int((done != 0).sum()) * candidates}
+    return summary | ({"reason": first} if missing else {}) | {"time": watch.rounded()}
+
+
+def refuse_missing(summary: dict[str, Any], allowed: float, epoch: str) -> None:
+    """Raise MissingScoresError (exit code 9) when more than the share `allowed` of a measurement is missing."""
+    from pipeline.errors import MissingScoresError
+
+    for name, found in summary.items():
+        if isinstance(found, dict) and found.get("missing", 0) > allowed * found.get("of", 0):
+            raise MissingScoresError(
+                f"{epoch}: {found['missing']} of {found['of']} scores of {name} are missing (first reason: "
+                f"{found['reason']}); the others are stored; run `wcpipe score --epoch {epoch} --retry-missing`"
+            )
 
 
 def command(
@@ -131,4 +147,7 @@ def command(
 
     Example: wcpipe score --epoch e001 --scorer pose --retry-missing
     """
-    report(run_score(load_params(params, set_), epoch, root, parse_shard(shard), scorer, retry_missing), json)
+    loaded = load_params(params, set_)
+    summary = run_score(loaded, epoch, root, parse_shard(shard), scorer, retry_missing)
+    report(summary, json)
+    refuse_missing(summary, loaded.for_epoch(epoch).score.missing_share, epoch)
