@@ -174,7 +174,9 @@ def prompt_source(config: WorldConfig, spec: WorldSpec, base: Path) -> str | Sce
 
     scenes = Scenes.open(Path(config.scenes), spec, StepSize(**config.step.model_dump()))
     if scenes.store.about["inputs"]["codec"] != codec_digest(base):
-        raise DataError(f"{config.scenes}: was encoded with another frame codec than that of {base}; {REMEDY}")
+        raise DataError(
+            f"{config.scenes}: was encoded with another frame codec than that of {base}; {REMEDY}"
+        )
     return scenes
 
 
