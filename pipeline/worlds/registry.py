@@ -163,17 +163,17 @@ def open_policy(
     return world
 
 
-def prompt_source(config: WorldConfig, spec: WorldSpec, base: Path) -> str | Scenes:
+def prompt_source(config: WorldConfig, spec: WorldSpec, base: Path | None = None) -> str | Scenes:
     """Where a world's prompts come from: "mini", which makes its own, or a store of encoded scenes (`world.scenes`).
 
-    Raises DataError when the scenes were encoded with another frame codec than that of the base.
+    Raises DataError when the scenes were encoded with another frame codec than that of `base` (None: not checked).
     """
     if config.name == "mini":
         return config.name
     from pipeline.worlds.scene_store import REMEDY, Scenes
 
     scenes = Scenes.open(Path(config.scenes), spec, StepSize(**config.step.model_dump()))
-    if scenes.store.about["inputs"]["codec"] != codec_digest(base):
+    if base is not None and scenes.store.about["inputs"]["codec"] != codec_digest(base):
         raise DataError(
             f"{config.scenes}: was encoded with another frame codec than that of {base}; {REMEDY}"
         )
