@@ -229,7 +229,7 @@ def install_torch(say: Say, *, base: Path, find_links: Path | None = None) -> Pa
 def _steps(name: str) -> list[tuple[list[str], Path]]:
     """(options, requirements) of each call of pip: `NAME-no-deps.txt` holds packages whose declared needs are wrong."""
     without = REQUIREMENTS / f"{name}-no-deps.txt"
-    steps = [([], REQUIREMENTS / f"{name}.txt")]
+    steps: list[tuple[list[str], Path]] = [([], REQUIREMENTS / f"{name}.txt")]
     return [*steps, (["--no-deps"], without)] if without.exists() else steps
 
 

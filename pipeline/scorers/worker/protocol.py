@@ -117,12 +117,14 @@ def read_request(manifest: Path) -> list[Item]:
             raise ProtocolError(f"{manifest}: protocol {content['protocol']}, this worker speaks {VERSION}")
         items = []
         for entry in content["items"]:
-            arrays = {
-                name: np.load(manifest.parent / file, allow_pickle=False)
-                for name, file in entry["files"].items()
-            }
-            items.append(Item(arrays.pop("video"), arrays, entry["about"], int(entry["seed"])))
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            files = {name: manifest.parent / file for name, file in entry["files"].items()}
+            # mapped and not read: pages come when the scorer touches them, and writing to them changes no file
+            video = np.load(files.pop("video"), mmap_mode="c", allow_pickle=False)
+            arrays = {name: np.load(file, allow_pickle=False) for name, file in files.items()}
+            items.append(Item(np.asarray(video), arrays, entry["about"], int(entry["seed"])))
+    except ProtocolError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{manifest}: is not a request ({one_line(error)})") from error
     for item in items:
         check_item(item)
