@@ -195,14 +195,18 @@ class _Epoch:
             size = sum(len(piece.rows) for share in shares for piece in share)
             for slot in range(max(map(len, shares))):
                 piece = shares[rank][slot] if slot < len(shares[rank]) else None
-                group, context = self._take(None if piece is None else piece.group)
-                self._accumulate(group, context, piece, size)
+                self._slot(piece, size)
                 if piece is not None:
                     uses[piece.group] -= 1
                 self.held = {index: kept for index, kept in self.held.items() if uses[index]}
             if self.config.old_update == "step" and self.ranks.size > 1:
                 self._take(early.get(number))
             self._step(size)
+
+    def _slot(self, piece: Piece | None, step_samples: int) -> None:
+        # a method of its own: names of a loop would keep one context alive while the next is built
+        group, context = self._take(None if piece is None else piece.group)
+        self._accumulate(group, context, piece, step_samples)
 
     def _take(self, index: int | None) -> tuple[TrainingGroup, ContextCache | None]:
         """A group with its context, built if this is its first use; for None some group to be idle with.

@@ -1,5 +1,6 @@
 """The epoch loop on a toy world: what it costs, what it does not depend on, and that it learns."""
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,27 @@ def test_a_group_cut_by_an_optimizer_step_is_trained_whole():
     assert policy.step == 3
     assert m["live_forwards"] == 10
     assert world.forwards.context == 1
+
+
+def test_only_one_context_is_alive_at_a_time():
+    """At full size one is 5 to 14 GB."""
+
+    class Kept(ContextCache):
+        def detach(self):
+            return self
+
+    world, made, alive = ToyWorld(), [], []
+    build = world.build_context
+
+    def spy(*args):
+        alive.append(sum(reference() is not None for reference in made))
+        context = Kept(build(*args).layers, 3)
+        made.append(weakref.ref(context))
+        return context
+
+    world.build_context = spy
+    run(make_groups(count=4, size=3), config(accumulation=5), world)
+    assert alive == [0, 0, 0, 0]
 
 
 def test_context_is_built_by_the_old_policy_without_gradient():
