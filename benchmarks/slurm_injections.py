@@ -55,7 +55,7 @@ class Run:
         for _ in range(12):
             assert self.process is not None
             code = self.process.wait(timeout=900)
-            self.restore()
+            self.restore(again=False)
             broken = self.wcpipe("verify", "artifacts") == 5
             if broken:
                 self.wcpipe("verify", "--repair", "artifacts")
@@ -70,12 +70,12 @@ class Run:
     def wcpipe(self, *arguments: str) -> int:
         return self.project.start("wcpipe", *arguments, launcher="local").wait(timeout=300)
 
-    def restore(self) -> None:
-        """Undo what an operator would: free the disk, give files back, raise nodes; start a dead repro again."""
+    def restore(self, again: bool = True) -> None:
+        """Undo what an operator would: free the disk, give files back, raise nodes; start a dead repro `again`."""
         for action in reversed(self.undo):
             action()
         self.undo.clear()
-        if self.process is not None and self.process.poll() not in (None, 0):
+        if again and self.process is not None and self.process.poll() not in (None, 0):
             self.start()
 
     # ---------------------------------------------------------------- looking
