@@ -194,7 +194,8 @@ def install(
     else:
         _pip(python, ["-r", str(REQUIREMENTS / f"{TORCH}.txt"), *offline], f"{name}: torch", say)
     for options, path in _steps(name):
-        _pip(python, [*options, "-r", str(path), *offline], name, say)
+        wanted = path if find_links is None else without_addresses(path, folder / "offline.txt")
+        _pip(python, [*options, "-r", str(wanted), *offline], name, say)
     return _finish(name, python, requirements_digest(name), say)
 
 
@@ -224,6 +225,15 @@ def install_torch(say: Say, *, base: Path, find_links: Path | None = None) -> Pa
     )
     files.write_json(mark, {"python": str(python), "requirements": wanted})
     return python
+
+
+def without_addresses(path: Path, copy: Path) -> Path:
+    """Requirements whose packages are taken by name (`cotracker @ git+...` becomes `cotracker`): pip would follow an
+    address even where it may use a folder of wheels only. Written to `copy`.
+    """
+    lines = [line.split(" @ ")[0].rstrip() for line in path.read_text().splitlines()]
+    files.write_bytes(copy, ("\n".join(lines) + "\n").encode())
+    return copy
 
 
 def _steps(name: str) -> list[tuple[list[str], Path]]:

@@ -24,7 +24,7 @@ from pipeline.scorers.workers import close_workers, live_worker, open_tracker, o
 
 MAKE_RANDOM = Path(__file__).parent / "worker" / "random_weights.py"
 SMALL: dict[str, dict[str, Any]] = {  # what makes random weights quick enough for a CPU
-    "hpsv3": {"every": 4, "images": 2},
+    "hpsv3": {"images": 2},
     "depth-anything-3": {"resolution": 56},
     "cotracker": {"resolution": [64, 96]},
     "roma": {"resolution": 112, "upsample": 0},

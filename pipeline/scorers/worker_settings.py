@@ -56,10 +56,8 @@ class HPSv3Settings(WorkerSettings):
     )
     prompt: str = Field(FIXED_PROMPT, description="prompt of the rewards quality and quality_drift")
     caption: bool = Field(False, description="judge each frame for the scene's caption too (quality_caption)")
-    every: int = Field(
-        4,
-        ge=1,
-        description="judge every n-th new frame: 4 is the last frame of each latent of WorldPlay; mini: 1",
+    every: int | None = Field(
+        None, ge=1, description="judge every n-th new frame; empty: the last frame of each latent"
     )
     images: int = Field(4, ge=1, description="frames a forward of the model: bounds its memory")
 

@@ -158,7 +158,8 @@ def collect(
 
 
 class HPSv3Engine:
-    """HPSv3 as the quality engine: every n-th new frame for the fixed prompt, and the video's first frame.
+    """HPSv3 as the quality engine: the last frame of each latent (or every n-th) for the fixed prompt, and the video's
+    first frame.
 
     Arrays: `new_quality` float32 [G, K] and `first` [G]; with `caption` also `caption` [G, K], judged for the caption
     that the group's record holds. The scores have no bounds.
@@ -166,16 +167,21 @@ class HPSv3Engine:
 
     name = "hpsv3"
 
-    def __init__(self, worker: Worker, settings: HPSv3Settings, caption: str | None = None) -> None:
+    def __init__(
+        self, worker: Worker, settings: HPSv3Settings, caption: str | None = None, stride: int = 4
+    ) -> None:
         self.worker, self.settings, self._caption = worker, settings, caption
+        self.every = settings.every or stride
 
     def for_group(self, record: Mapping[str, Any]) -> HPSv3Engine:
-        """The engine for one group: it knows its caption."""
-        return HPSv3Engine(self.worker, self.settings, str(record.get("caption", "")))
+        """The engine for one group: it knows its caption, and the frames of a latent (`stride`)."""
+        return HPSv3Engine(
+            self.worker, self.settings, str(record.get("caption", "")), int(record.get("stride", 4))
+        )
 
     def judged(self, frames: int) -> list[int]:
         """Which of F scored frames are judged; frame 0 was there before the clip."""
-        return list(range(self.settings.every, frames, self.settings.every))
+        return list(range(self.every, frames, self.every))
 
     def arrays(self, candidates: int, frames: int, past_frames: int) -> list[ArraySpec]:
         """Raises DataError when no frame would be judged."""
@@ -184,7 +190,7 @@ class HPSv3Engine:
         count = len(self.judged(frames))
         if not count:
             raise DataError(
-                f"score.workers.hpsv3.every is {self.settings.every}, above the {frames - 1} frames of a clip: lower it"
+                f"score.workers.hpsv3.every is {self.every}, above the {frames - 1} frames of a clip: lower it"
             )
         specs = [
             ArraySpec("new_quality", (candidates, count), "float32"),

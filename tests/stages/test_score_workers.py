@@ -60,7 +60,7 @@ def double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def params(rolled_out: Path, double: Path, *overrides: str, batch: int = 8) -> config.Params:
-    settings = f"{{hpsv3: {{weights: {double}, every: 1, batch: {batch}}}}}"
+    settings = f"{{hpsv3: {{weights: {double}, batch: {batch}}}}}"
     fixed = ["rollout.candidates=8", "rewards.quality.scorer=hpsv3", f"score.workers={settings}"]
     return config.load(rolled_out / "params.yaml", [*fixed, *overrides])
 

@@ -47,7 +47,7 @@ class Limits:
     batch     items a request
     start     seconds until it is ready; reading weights from a slow disk takes minutes
     item      seconds an item of a batch may take; a batch has that of all its items
-    silence   seconds without a sign of life; a worker says something every `beat`
+    silence   seconds without a sign of life, once it has given one; a worker says something every `beat`
     tries     how often an item that the worker dies of alone is tried
     give_up   items in a row that the worker died of before the stage stops
     """
@@ -112,7 +112,7 @@ class Worker:
         }
         self._environment |= dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
+        self._buffer, self._heard = b"", False
         self._scratch: Path | None = None
         self._requests = 0
         self._lost_in_a_row = 0
@@ -231,7 +231,7 @@ class Worker:
                 f"{self._command[0]}: cannot be started ({error.strerror}); run `wcpipe scorers install {self.name}`"
             ) from error
         self.starts += 1
-        self._buffer = b""
+        self._buffer, self._heard = b"", False
         try:
             self._send("hello", **self._hello)
             deadline = time.monotonic() + self.limits.start
@@ -273,7 +273,8 @@ class Worker:
         assert self._process is not None
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
-        silent = time.monotonic() + self.limits.silence
+        # before its first line a worker is an interpreter that starts, from a slow disk perhaps: `start` limits that
+        silent = time.monotonic() + self.limits.silence if self._heard else deadline
         while b"\n" not in self._buffer:
             now = time.monotonic()
             if now >= deadline:
@@ -286,6 +287,7 @@ class Worker:
                     raise WorkerDied(self._death())
                 self._buffer += part
         text, self._buffer = self._buffer.split(b"\n", 1)
+        self._heard = True
         if time.monotonic() >= deadline:  # beats arrive in time, the answer does not
             raise WorkerDied(f"the worker {late}")
         try:

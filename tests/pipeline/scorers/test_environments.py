@@ -73,6 +73,16 @@ def test_what_cannot_be_installed_or_imported_leaves_no_environment(demo: Path) 
     assert not environments.is_current("demo")
 
 
+def test_offline_a_git_address_becomes_a_name(tmp_path: Path) -> None:
+    wanted = environments.without_addresses(
+        environments.REQUIREMENTS / "cotracker.txt", tmp_path / "offline.txt"
+    )
+    lines = [line for line in wanted.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["cotracker"]
+    plain = environments.without_addresses(environments.REQUIREMENTS / "hpsv3.txt", tmp_path / "offline.txt")
+    assert "hpsv3==1.0.0" in plain.read_text()
+
+
 def test_an_existing_environment_is_used_if_its_package_can_be_imported(
     demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,13 @@ def test_hpsv3_judges_for_the_caption_of_the_group_as_a_reward_of_its_own() -> N
     assert "no caption" in without.reasons[0]
 
 
+def test_hpsv3_follows_the_frames_of_a_latent() -> None:
+    engine, _ = hpsv3(HPSv3Settings())
+    assert engine.judged(17) == [4, 8, 12, 16]
+    assert engine.for_group({"stride": 1}).judged(5) == [1, 2, 3, 4]  # the mini world
+    assert hpsv3(HPSv3Settings(every=2))[0].for_group({"stride": 4}).judged(5) == [2, 4]
+
+
 def test_hpsv3_without_a_frame_to_judge_is_refused() -> None:
     engine, _ = hpsv3(HPSv3Settings(every=4))
     with pytest.raises(DataError, match="every is 4, above the 3 frames of a clip"):

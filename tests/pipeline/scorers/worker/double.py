@@ -58,6 +58,9 @@ class Double:
             mean = item.video_FHW3[1:].astype(np.float64).mean(axis=(1, 2, 3))
             if code == NAN:
                 mean[0] = np.nan
+            if self.settings.get("progress"):
+                with open(self.settings["progress"], "a") as file:
+                    file.write(".")
             pid = np.array(os.getpid() if self.settings.get("pid") else 0)
             yield {"mean": mean, "seed": np.array(item.seed), "pid": pid, **item.arrays}
 

@@ -105,8 +105,8 @@ def test_one_bad_clip_of_eight_leaves_seven_scored(code: int, reason: str, batch
 @pytest.mark.parametrize(
     ("code", "limits", "reason"),
     [
-        (double.HANGS, {"item": 0.6}, "took longer than 0.6 s for 1 items"),
-        (double.FREEZES, {"silence": 0.6}, "no sign of life for 0.6 s"),
+        (double.HANGS, {"item": 4.0}, "took longer than 4 s for 1 items"),
+        (double.FREEZES, {"silence": 4.0}, "no sign of life for 4 s"),
     ],
 )
 def test_a_worker_that_hangs_is_ended(code: int, limits: dict[str, Any], reason: str) -> None:
@@ -117,10 +117,19 @@ def test_a_worker_that_hangs_is_ended(code: int, limits: dict[str, Any], reason:
     assert reason in outcomes[1].reason
 
 
-@pytest.mark.parametrize("code", [double.DIES, double.RAISES, double.HANGS, double.FREEZES])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("code", "batch"),
+    [
+        (double.DIES, 1),
+        (double.DIES, 3),
+        (double.RAISES, 1),
+        (double.RAISES, 3),
+        (double.HANGS, 3),
+        (double.FREEZES, 3),
+    ],
+)
 def test_what_goes_wrong_once_loses_nothing(code: int, batch: int, tmp_path: Path) -> None:
-    limits = {"item": 1.5, "silence": 1.0, "batch": batch, "tries": 2}
+    limits = {"item": 4.0, "silence": 4.0, "batch": batch, "tries": 2}
     with worker(limits, once=str(tmp_path)) as running:
         outcomes = running.measure(items(0, code, 0, 0))
     expected: list[float | None] = [0.0, 10.0, 20.0, 30.0]
@@ -129,14 +138,18 @@ def test_what_goes_wrong_once_loses_nothing(code: int, batch: int, tmp_path: Pat
     assert means(outcomes) == expected
 
 
-def test_kill_9_in_mid_batch_loses_nothing_and_measures_nothing_twice() -> None:
-    with worker({"batch": 8}, pid=True) as running:
+def test_kill_9_in_mid_batch_loses_nothing_and_measures_nothing_twice(tmp_path: Path) -> None:
+    progress = tmp_path / "progress"
+    progress.touch()
+    with worker({"batch": 8}, pid=True, progress=str(progress)) as running:
         running.start()
         pid = running.pid
         assert pid is not None
 
         def kill() -> None:
-            time.sleep(1.4)  # the slow clips take 0.4 s each: about three are done
+            wait_for(
+                lambda: len(progress.read_text()) >= 3, "the worker did nothing"
+            )  # two are answered by then
             os.kill(pid, signal.SIGKILL)
 
         thread = threading.Thread(target=kill)
@@ -146,7 +159,7 @@ def test_kill_9_in_mid_batch_loses_nothing_and_measures_nothing_twice() -> None:
         assert means(outcomes) == EIGHT
         makers = [int(outcome["pid"]) for outcome in outcomes if not isinstance(outcome, Failed)]
         assert running.starts == 2
-        assert 1 <= makers.count(pid) < 8  # what the dead one had answered stays
+        assert 2 <= makers.count(pid) < 8  # what the dead one had answered stays
         assert makers == sorted(makers, key=lambda maker: maker != pid)
 
 
@@ -177,7 +190,7 @@ def test_a_worker_that_dies_while_starting_says_its_last_words(tmp_path: Path) -
 def test_a_slow_start_is_ended_and_a_long_one_with_beats_is_not(tmp_path: Path) -> None:
     adapter = tmp_path / "slow.py"
     adapter.write_text(
-        f"import time\ntime.sleep(1.5)\n{Path(double.__file__).read_text()}".replace(
+        f"import time\ntime.sleep(6)\n{Path(double.__file__).read_text()}".replace(
             "from __future__ import annotations\n", ""
         )
     )
@@ -185,7 +198,7 @@ def test_a_slow_start_is_ended_and_a_long_one_with_beats_is_not(tmp_path: Path) 
     with pytest.raises(ScorerUnavailable, match="was not ready after 1 s"):
         slow.measure(items(0))
     with Worker(
-        "slow", PYTHON, {}, scorer=str(adapter), limits=Limits(**QUICK | {"silence": 1.0})
+        "slow", PYTHON, {}, scorer=str(adapter), limits=Limits(**QUICK | {"silence": 3.0})
     ) as patient:
         assert means(patient.measure(items(0))) == [0.0]
 
