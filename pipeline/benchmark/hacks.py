@@ -158,9 +158,17 @@ def hack_videos(
         made[f"{name}, slow"] = draw(at_half_step(closed.prompt), "slow")
         made[f"{name}, blurred"] = blurred(honest)
         made[f"{name}, scene swap"] = swapped(honest, elsewhere)
-        made[f"{name}, palindrome"] = palindrome(honest)
+        made[f"{name}, palindrome"] = copied_back(honest, closed)
     made["static"] = static(made["render"])
     return made
+
+
+def copied_back(video_FHW3: Frames, closed: ClosedPrompt) -> Frames:
+    """The video with every frame of a way back replaced by the frame of the way out that it must equal."""
+    out = video_FHW3.copy()
+    for i, j in closed.pairs.index_Q2[closed.pairs.of("spatial")]:
+        out[j] = out[i]
+    return out
 
 
 def render_prompt(prompt: Prompt) -> Frames:

@@ -82,13 +82,11 @@ def gate_of(rel_N44: NDArray[np.float64], context: RewardContext) -> float | Non
 
 
 def group_discrepancies(
-    raw: RawScores, g: int, context: RewardContext, config: DiscrepancyConfig
+    raw: RawScores, g: int, rows: NDArray[np.int64], context: RewardContext, config: DiscrepancyConfig
 ) -> list[Discrepancy]:
-    """d of every pair of one candidate, in the order of `context.pairs`."""
-    assert context.pairs is not None
-    count = len(context.pairs)
+    """d of some pairs of one candidate; `rows` are their places in `context.pairs`."""
     names = ("shift", "back", "colour", "confidence", "texture")
-    tracks = {name: raw.values[name][g][:count] for name in names}
+    tracks = {name: raw.values[name][g][rows] for name in names}
     return pair_discrepancies(tracks, raw.values["first_texture"][g], context.size_HW, config)
 
 
@@ -132,7 +130,7 @@ def _untextured(
     """Whether nothing can be compared, through no fault of the candidate: no frame of the shared past has texture."""
     assert context.pairs is not None
     shared = context.pairs.index_Q2[rows, 0] < context.shared_frames
-    return bool(shared.all()) and all(found[q].points < 2 * least for q in rows)
+    return bool(shared.all()) and all(pair.points < 2 * least for pair in found)
 
 
 def _reward(kind: Literal["spatial", "temporal", "relation"]) -> Reward:
@@ -149,12 +147,12 @@ def _reward(kind: Literal["spatial", "temporal", "relation"]) -> Reward:
         alpha = config.alpha
 
         def measure(g: int) -> tuple[float, dict[str, Any]]:
-            found = group_discrepancies(raw[TRACKS], g, context, config)
+            found = group_discrepancies(raw[TRACKS], g, rows, context, config)
             if _untextured(found, rows, context, config.min_points):
                 reason = "no textured point in the frames that the clip is compared with"
                 return np.nan, {"reason": reason}
             gate = _gate(raw, g, context, config)
-            details = _measured([found[q] for q in rows], alpha, gate)
+            details = _measured(found, alpha, gate)
             if gate is None:
                 return np.nan, details | {"reason": "the achieved excursion is not known"}
             return gate * details["closeness"], details

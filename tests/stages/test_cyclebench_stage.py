@@ -97,10 +97,11 @@ def test_the_hack_table_goes_through_the_real_rewards(root: Path) -> None:
     table = {line["video"]: line for line in found["table"]}
     assert len(table) == 11
     render, still = table["render"], table["static"]
-    assert render["spatial"] == render["temporal"] == pytest.approx(1.0)
+    assert render["spatial"] > 0.5  # 1 but for views without any texture, which cost d_fail
     assert still["published_spatial"] == still["published_temporal"] == pytest.approx(1.0)
-    assert table["render, palindrome"]["spatial"] == pytest.approx(1.0)
-    assert table["render, scene swap"]["spatial"] < 0.5
+    assert table["render, palindrome"]["spatial"] == pytest.approx(render["spatial"])
+    assert table["base, palindrome"]["spatial"] > table["base"]["spatial"]
+    assert table["render, scene swap"]["spatial"] < render["spatial"]
     assert table["render, blurred"]["spatial"] < render["spatial"]
     for line in table.values():
         assert line["gated"] <= line["spatial"] + 0.5 * line["temporal"] + 2 * line["action"] + 1e-9
