@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.benchmark.cyclebench import CycleCase
+from pipeline.cycles import ClosedWord
 
 Frames = NDArray[np.uint8]
 BLUR = 2.0  # standard deviation in pixels
@@ -48,6 +49,16 @@ def palindrome(video_FHW3: Frames) -> Frames:
     return np.concatenate([out, np.repeat(out[-1:], len(video_FHW3) - len(out), axis=0)])
 
 
+def copied_back(video_FHW3: Frames, closed: ClosedWord) -> Frames:
+    """The second half of every cycle is the first half backwards: true for a cycle that retraces, false for a loop."""
+    out = video_FHW3.copy()
+    for cycle in closed.cycles:
+        half = cycle.actions // 2
+        for back in range(1, cycle.actions - half + 1):
+            out[cycle.start + half + back] = out[cycle.start + max(0, half - back)]
+    return out
+
+
 def swapped(video_FHW3: Frames, other_FHW3: Frames) -> Frames:
     """Another room from the middle on."""
     half = (len(video_FHW3) - 1) // 2
@@ -66,7 +77,7 @@ CYCLE_CONTROLS: dict[str, Callable[[CycleCase], Frames]] = {
     "static": lambda case: static(render_case(case)),
     "slow": lambda case: render_case(case, 0.5),
     "blurred": lambda case: blurred(render_case(case)),
-    "palindrome": lambda case: palindrome(render_case(case)),
+    "palindrome": lambda case: copied_back(render_case(case), case.closed),
     "random": render_case,
 }
 
