@@ -111,7 +111,7 @@ def test_doctor_names_what_is_missing(tmp_path: Path, tiny_params: Path) -> None
     result = wcpipe("doctor", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "torch" in result.stdout
-    for gone in ("preview", "imageio", "opencv"):
+    for gone in ("preview", "imageio"):
         assert gone not in result.stdout
     for row in ("base", "scorer pose", "scorer critic"):
         assert re.search(rf"^ok +{row} +digest", result.stdout, re.M)
