@@ -195,6 +195,7 @@ def test_a_client_cancels_when_it_is_asked_to_stop_and_finds_its_job_again_when_
 @pytest.mark.parametrize("accounting", [False, True])
 def test_a_short_fault_campaign(tmp_path: Path, accounting: bool) -> None:
     command = [sys.executable, "benchmarks/slurm_faults.py", "--faults", "12", "--seed", "5", "--groups", "4"]
+    command += ["--minutes", "20"]
     quick = ["stage_killed", "task_killed", "client_killed", "all_killed", "preempted", "time_warning"]
     quick += [
         "last_task_requeued",
