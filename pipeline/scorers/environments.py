@@ -257,7 +257,8 @@ def _site_packages(python: Path) -> Path:
 
 
 def _pip(python: Path, arguments: Sequence[str], what: str, say: Say) -> None:
-    say(f"{what}: pip install {' '.join(a for a in arguments if not a.startswith('/'))}".rstrip())
+    shown = [Path(argument).name if "/" in argument else argument for argument in arguments]
+    say(f"{what}: pip install {' '.join(shown)}")
     options = ["install", "--quiet", "--disable-pip-version-check", "--no-input"]
     _run([str(python), "-m", "pip", *options, *arguments], f"{what}: pip install")
 

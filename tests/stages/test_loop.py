@@ -216,7 +216,7 @@ def test_stages_say_what_has_to_run_first(tiny_params: Path, tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"prefixes\.zarr: is missing; run `wcpipe prefix --epoch e001`"):
         run_rollout(params, "e001", root, Shard())
     run_prefix(params, "e001", root, Shard(1, 2))
-    with pytest.raises(DataError, match=r"1 of 3 groups are not finished; run `wcpipe prefix"):
+    with pytest.raises(DataError, match=r"2 of 3 groups are not finished; run `wcpipe prefix"):
         run_rollout(params, "e001", root, Shard())
     with pytest.raises(CheckpointError, match=r"e001/policy: .*run `wcpipe prefix --epoch e001`"):
         run_prefix(params, "e002", root, Shard())
