@@ -19,7 +19,6 @@ from diffusers import AutoencoderTiny
 from numpy.typing import NDArray
 
 from pipeline.worlds.mini.codec import PatchCodec
-from pipeline.worlds.mini.pretrain import fit_codec
 from pipeline.worlds.mini.renderer import SPLITS, MiniScene, render, start_poses
 
 Frames = NDArray[np.uint8]
@@ -82,17 +81,16 @@ def main() -> None:
     parser.add_argument("--tiny-steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    truth = frames("scorer", 100, options.seed)
+    views, truth = frames("pretrain", 600, options.seed), frames("scorer", 100, options.seed)
     rows: list[dict[str, Any]] = []
     for channels in options.channels:
-        codec: PatchCodec = fit_codec(channels, options.seed)
+        codec = PatchCodec.fit(views, channels)
         latents = codec.encode(truth)
         row = judge(lambda codec=codec, latents=latents: codec.decode(latents)[0], truth)  # type: ignore[misc]
         rows.append({"codec": "patch components", "channels": channels, **row})
     for channels in options.tiny_channels:
         with torch.inference_mode(False):
             start = time.perf_counter()
-            views = frames("pretrain", 600, options.seed)
             net = train_tiny(views, channels, options.tiny_width, options.tiny_steps, options.seed)
             spent = time.perf_counter() - start
         code = net.encode(torch.from_numpy(truth).permute(0, 3, 1, 2).float() / 255).latents
