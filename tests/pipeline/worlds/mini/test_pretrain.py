@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import json
-import shutil
 import os
+import shutil
 import subprocess
 import sys
 import time
