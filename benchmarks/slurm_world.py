@@ -142,7 +142,10 @@ def preloaded(folder: Path) -> Iterator[Path]:
         yield folder / "bin"
     finally:
         server.stdin.close()
-        server.wait(timeout=30)
+        try:
+            server.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 @dataclass
