@@ -64,6 +64,8 @@ class Slurm:
         if done.returncode == 0:
             return done.stdout
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        if done.returncode < 0:  # the client itself was killed: it has said nothing of the job
+            raise SlurmSilent(f"{command[0]} was killed by signal {-done.returncode}")
         if any(word in said.lower() for word in _SILENT):
             raise SlurmSilent(f"{command[0]}: {said}")
         if any(word in said.lower() for word in _UNKNOWN_JOB):

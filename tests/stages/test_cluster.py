@@ -207,6 +207,9 @@ def test_silence_and_refusal_are_told_apart(
     with pytest.raises(ClusterError) as caught:
         Slurm(5.0).call("squeue")
     assert type(caught.value) is kind
+    command.write_text("#!/bin/sh\nkill -PIPE $$\n")
+    with pytest.raises(SlurmSilent, match="squeue was killed by signal 13"):
+        Slurm(5.0).call("squeue")
     command.write_text("#!/bin/sh\nsleep 60\n")
     with pytest.raises(SlurmSilent, match=r"did not answer within 0\.2 s"):
         Slurm(0.2).call("squeue")
