@@ -96,7 +96,8 @@ def reward_rows(
     frames = np.stack(list(videos.values()))
     raw = measured(bench, closed, frames)
     context = context_of(closed, frames.shape[2:4])
-    ungated = bench.closure.model_copy(update={"gated": False})
+    # what a finished run would pay: no warm-up
+    ungated = bench.closure.model_copy(update={"gated": False, "temporal_warmup": 0.0})
     spatial, temporal = (r.compute(raw, context, ungated) for r in (SPATIAL, TEMPORAL))
     gate = SPATIAL.compute(raw, context, bench.closure.model_copy(update={"gated": True})).details["gate"]
     fine, soft = (r.compute(raw, context, bench.action).value_G for r in (ACTION_FINE, ACTION_SOFT))

@@ -93,7 +93,8 @@ def test_arms_are_paired_by_seed(root: Path) -> None:
 
 
 def test_the_hack_table_goes_through_the_real_rewards(root: Path) -> None:
-    found = run_hacks(load(root, "rewards.closure.alpha=5.0", "words.hold=[1, 2]"), "e000", root, 2, 1)
+    closure = "rewards.closure={alpha: 5.0, temporal_warmup: 0.3}"
+    found = run_hacks(load(root, closure, "words.hold=[1, 2]"), "e000", root, 2, 1)
     table = {line["video"]: line for line in found["table"]}
     assert len(table) == 11
     render, still = table["render"], table["static"]
