@@ -207,7 +207,8 @@ def parse_arms(texts: Sequence[str], root: Path) -> dict[str, list[Path]]:
     from pipeline.errors import UsageError
 
     if not texts:
-        found = sorted((root / "evaluation").glob("cyclebench-*.json"))
+        paths = (root / "evaluation").glob("cyclebench-*.json")
+        found = sorted(paths, key=lambda path: ("-control-" in path.name, path.name))  # policies, then controls
         if not found:
             raise UsageError(
                 f"{root}/evaluation holds no cyclebench-*.json: run `wcpipe evaluate --suite cyclebench`"

@@ -22,6 +22,7 @@ CORE = (
     ("safetensors", "safetensors", "weights"),
     ("transformers", "transformers", "encoders of published bases, LoRA"),
     ("pillow", "PIL", "your own images"),
+    ("av", "av", "wcpipe preview"),
     ("zarr", "zarr", "stores"),
     ("google-crc32c", "google_crc32c", "marks of finished groups"),
     ("numpy", "numpy", "everything"),

@@ -179,7 +179,9 @@ def test_killed_again_and_again_it_still_ends_with_the_same_bytes(tmp_path: Path
         process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
         time.sleep(whole * dice.uniform(0.5, 1.0))
         process.send_signal(signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL
+        hit = process.wait() == -signal.SIGKILL
+        killed += hit
+        whole *= 1 if hit else 0.7  # it had finished: the machine is faster now than when it was timed
         assert {problem.kind for problem in verify(prepare(path))} <= {"missing"}
     assert killed > 0
     store = fill(path)

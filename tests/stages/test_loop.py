@@ -177,6 +177,7 @@ def test_scores_that_are_missing_are_never_zero_and_can_be_retried(
     assert run_score(params, "e001", root, Shard(), retry_missing=True)["pose"] | {"time": 0} == {
         "made": 1,
         "missing": 0,
+        "of": 12,
         "time": 0,
     }
     again = GroupStore.open(paths.scores("pose")).read(1, "relative")
