@@ -236,7 +236,8 @@ def hack_cases(params: Params, world: WorldModel, count: int) -> list[ClosedProm
 def relation_rows(bench: Bench, params: Params, world: WorldModel, count: int) -> list[dict[str, float]]:
     """The gated relation reward of render, palindrome copy, base and static video, one row a prompt with two words.
 
-    True videos are compared with the true end of the other word, the base with its own.
+    True videos are compared with the true end of the other word, the base with its own. Ends that show a wall without
+    any texture have nothing to compare with and are passed over.
     """
     from pipeline.worlds.closed_prompts import make_closed_prompts
 
@@ -266,7 +267,8 @@ def relation_rows(bench: Bench, params: Params, world: WorldModel, count: int) -
             for g, name in enumerate(names):
                 row[name] = float(values.value_G[g])
                 row[f"{name} (ungated)"] = float(values.details["closeness"][g])
-        rows.append(row)
+        if all(np.isfinite(value) for value in row.values()):
+            rows.append(row)
     return rows
 
 
