@@ -208,12 +208,16 @@ def parse_arms(texts: Sequence[str], root: Path) -> dict[str, list[Path]]:
 
     if not texts:
         paths = (root / "evaluation").glob("cyclebench-*.json")
-        found = sorted(paths, key=lambda path: ("-control-" in path.name, path.name))  # policies, then controls
+        found = sorted(
+            paths, key=lambda path: ("-control-" in path.name, path.name)
+        )  # policies, then controls
         if not found:
             raise UsageError(
                 f"{root}/evaluation holds no cyclebench-*.json: run `wcpipe evaluate --suite cyclebench`"
             )
-        return {path.stem.removeprefix("cyclebench-"): [path] for path in found}
+        named = {path.stem.removeprefix("cyclebench-"): [path] for path in found}
+        base = {name: paths for name, paths in named.items() if name == "e000"}  # what all are compared with
+        return base | named
     arms = {}
     for text in texts:
         name, separator, paths = text.partition("=")

@@ -47,7 +47,7 @@ COLUMNS = (
     "action_soft",
     "quality",
 )
-TOTALS = ("published", "gated", "gated_all")
+TOTALS = ("published", "gated", "gated_all", "published_plain", "gated_plain")
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,19 @@ def reward_rows(
 
 
 def totals(row: Mapping[str, float]) -> dict[str, float]:
-    """The three totals of one row, raw sums with the published weights."""
+    """The totals of one row, raw sums with the published weights; `plain` ones without the quality term, whose critic
+    has no bounds and would outweigh the others (in training each reward is standardised first).
+    """
     s, t, a, v = LAMBDAS.values()
     act, look = a * row["action"], v * row["quality"]
     closure = s * row["spatial"] + t * row["temporal"]
+    published = s * row["published_spatial"] + t * row["published_temporal"] + act
     return {
-        "published": s * row["published_spatial"] + t * row["published_temporal"] + act + look,
+        "published": published + look,
         "gated": row["gate"] * closure + act + look,
         "gated_all": row["gate"] * (closure + act) + look,
+        "published_plain": published,
+        "gated_plain": row["gate"] * closure + act,
     }
 
 
