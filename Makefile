@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(CURDIR)/$(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c requirements/constraints.txt
 
-.PHONY: demo test lint slow scorers venv dev clean
+.PHONY: demo test lint slow campaign scorers venv dev clean
 
 demo: venv
 	PATH="$(BIN):$$PATH" $(BIN)/dvc repro
@@ -14,6 +14,9 @@ test: dev
 
 slow: dev
 	$(BIN)/python -m pytest -m slow
+
+campaign: dev
+	$(BIN)/python -m pytest -m campaign
 
 scorers: dev
 	$(BIN)/python -m pytest -m scorers
