@@ -216,14 +216,14 @@ def parse_arms(texts: Sequence[str], root: Path) -> dict[str, list[Path]]:
                 f"{root}/evaluation holds no cyclebench-*.json: run `wcpipe evaluate --suite cyclebench`"
             )
         named = {path.stem.removeprefix("cyclebench-"): [path] for path in found}
-        base = {name: paths for name, paths in named.items() if name == "e000"}  # what all are compared with
-        return base | named
+        first = ["e000"] if "e000" in named else []  # the base is what all are compared with
+        return {name: named[name] for name in [*first, *named]}
     arms = {}
     for text in texts:
-        name, separator, paths = text.partition("=")
-        if not separator or not name or not paths:
+        name, separator, listed = text.partition("=")
+        if not separator or not name or not listed:
             raise UsageError(f"--arm {text}: write name=file,file with one file a seed")
-        arms[name] = [Path(path) for path in paths.split(",")]
+        arms[name] = [Path(path) for path in listed.split(",")]
     return arms
 
 
