@@ -55,7 +55,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     (folder / "artifacts" / "evaluation").mkdir()
-    for name in ("e000.json", "e001.json", "report.md"):
+    for name in ("e000.json", "e001.json", "report.md", "metrics.json", "rewards.csv"):
         (folder / "artifacts" / "evaluation" / name).write_text("{}")
     dvc(folder, "commit", "--force")
     assert json.loads(dvc(folder, "status", "--json")) == {}

@@ -163,7 +163,9 @@ def test_the_update_runs_on_two_nodes(work: Path, calm: Project, plain: Cluster)
     assert last["ranks"] == 2
     before, after = (load_file(p.folder / "artifacts/e001/policy/live.safetensors") for p in (calm, project))
     assert before.keys() == after.keys()
-    assert max(np.abs(before[name] - after[name]).max() for name in before) < 1e-5
+    assert (
+        max(np.abs(before[name] - after[name]).max() for name in before) < 1e-4
+    )  # Adam's first steps are signs
 
 
 def test_a_client_cancels_when_it_is_asked_to_stop_and_finds_its_job_again_when_it_died(

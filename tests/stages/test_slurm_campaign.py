@@ -39,5 +39,5 @@ def test_a_short_fault_campaign(tmp_path: Path, accounting: bool) -> None:
     found = json.loads((tmp_path / "faults.json").read_text())
     assert found["all_identical"]
     assert found["made_twice"] == 0
-    assert found["faults"] >= 8
+    assert found["faults"] >= 5  # a run can end before all that were drawn for it have struck
     assert re.search(r"finished groups made twice: 0", done.stdout)

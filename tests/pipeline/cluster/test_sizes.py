@@ -49,6 +49,7 @@ def test_large_epochs_stay_under_1200_files(prompts: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the advantages are one block: each write rewrites it, so a thousand take minutes
 def test_a_real_epoch_of_a_thousand_groups_has_the_files_that_the_table_says(tmp_path: Path) -> None:
     """The stores of an epoch with as many arrays as the real ones, of a few bytes each."""
     scale, groups = Scale(prompts=1000), 1000
