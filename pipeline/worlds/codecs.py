@@ -13,6 +13,7 @@ Weights are read at the first use: the update never needs a codec, nor does a ro
 need its encoder before it decodes.
 """
 
+from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
@@ -45,7 +46,7 @@ class VideoCodec(Protocol):
     def decode(self, latents_CTHW: torch.Tensor, state: Any = None) -> tuple[np.ndarray, Any]: ...
 
 
-class _Autoencoder:
+class _Autoencoder(ABC):
     """What the two have in common: lazy weights, pixels, and the loop over latents."""
 
     network: ClassVar[type[Any]]
@@ -85,14 +86,17 @@ class _Autoencoder:
             frames.append(pixels.permute(1, 2, 3, 0).cpu().numpy())
         return np.concatenate(frames), state
 
+    @abstractmethod
     def _normalised(self, z: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """The autoencoder's latents as the transformer sees them."""
 
+    @abstractmethod
     def _plain(self, z: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """The inverse of `_normalised`."""
 
+    @abstractmethod
     def _decode_latent(self, z_1C1HW: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        raise NotImplementedError
+        """Pixels of one latent in [-1, 1], [1, 3, F, H, W], and the state for the next one."""
 
 
 class WanCodec(_Autoencoder):

@@ -239,3 +239,19 @@ def test_killed_again_and_again_a_packed_store_ends_with_the_same_bytes(tmp_path
     store = fill(path)
     store.sweep()
     assert digest_tree(path) == expected
+
+
+@pytest.mark.parametrize("groups", [8, 32])
+def test_writing_a_group_asks_for_a_bounded_number_of_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    """Asking for every member of the block at each write made a thousand groups cost a million reads."""
+    arrays = [ArraySpec("a", (2,), "uint8")]
+    keys = [str(index) for index in range(groups)]
+    store = GroupStore.prepare(tmp_path / "s.zarr", kind="k", arrays=arrays, keys=keys, inputs={}, block=groups)
+    asked: list[int] = []
+    mark = GroupStore._mark
+    monkeypatch.setattr(GroupStore, "_mark", lambda self, index: asked.append(index) or mark(self, index))
+    for index in range(groups - 1):  # the last one packs the block and reads them all
+        store.write(index, {"a": np.full(2, index, np.uint8)}, {})
+    assert len(asked) <= 4 * groups
