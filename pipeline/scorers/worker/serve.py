@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -103,8 +104,10 @@ def serve(requests: BinaryIO, channel: Channel) -> int:
     try:
         adapter: Adapter = find_adapter(hello["scorer"]).load(hello["settings"], hello["device"])
     except Exception as error:  # whatever a package raises while loading, the stage must learn the reason
+        traceback.print_exc()  # to the log, and before the refusal: on that the stage ends this process at once
+        sys.stderr.flush()
         channel.send("refused", reason=protocol.one_line(error))
-        raise  # the traceback goes to the log
+        return 1
     channel.send("ready", protocol=protocol.VERSION, version=adapter.version, weights=adapter.weights)
     for text in iter(requests.readline, b""):
         message = protocol.parse(text)
@@ -133,6 +136,7 @@ def answer(adapter: Adapter, manifest: Path, id_: int, channel: Channel) -> None
     except (
         Exception
     ) as error:  # any of a package's own; the stage halves the batch to find the item it is about
+        traceback.print_exc()
         forget_memory()
         channel.send("batch_failed", id=id_, reason=protocol.one_line(error))
         return
