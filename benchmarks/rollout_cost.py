@@ -11,6 +11,7 @@ Both produce the same candidates (checked), and forwards are counted. Prints one
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +20,7 @@ import torch
 from pipeline import rollout
 from pipeline.groups import Past
 from pipeline.words import TrainingMix
-from pipeline.worlds.base import ClipCondition
+from pipeline.worlds.base import ClipCondition, MemoryRule
 from pipeline.worlds.registry import make_prompts, open_world
 from pipeline.worlds.wan_world import WanWorld
 
@@ -78,10 +79,18 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=Path("weights/mini"))
     parser.add_argument("--groups", type=int, default=6)
     parser.add_argument("--clip", type=int, default=2, help="target clip: 2 has 4 context latents, 3 has 8")
+    parser.add_argument(
+        "--budget",
+        type=int,
+        help="latents of history that a clip may look at; the mini world's 8, 16 (5B), 20 (8B)",
+    )
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     world = open_world("mini", arguments.weights)
+    if arguments.budget:  # the cost depends on the lengths alone, not on what the weights have learnt
+        recent = min(12, arguments.budget)
+        world.spec = replace(world.spec, memory=MemoryRule(budget=arguments.budget, recent=recent))
     sampling = rollout.Sampling(steps=5, shift=3.0, seed=0, epoch=1)
     groups = pasts(world, arguments.groups, arguments.clip, sampling)
     batched(world, groups[0], arguments.candidates, sampling)  # warm up
@@ -97,7 +106,14 @@ def main() -> None:
                 counts[name] = {"denoiser": world.forwards.denoiser, "context": world.forwards.context}
             ratios.append(seconds["one_by_one"] / seconds["batched"])
             worst = max(worst, float((results["batched"] - results["one_by_one"]).abs().max()))
-    summary = {"ratio_median": median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+    seen = groups[0].c2w_T44[: rollout.clip_slice(world, arguments.clip).stop]
+    context = len(world.select_context(seen, arguments.clip - 1, sampling.seed))
+    summary = {
+        "context_latents": context,
+        "ratio_median": median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+    }
     print(json.dumps(summary | {"groups": len(ratios), "forwards": counts, "largest_difference": worst}))
 
 
