@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stages import options as o
-from stages.common import STOP, EpochPaths, load_params, need_policy, report, staged, step_bar
+from stages.common import STOP, EpochPaths, load_params, need_policy, open_weights, report, staged, step_bar
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -26,14 +26,13 @@ def run_calibrate(params: Params, epoch: str, root: Path, prompts: int) -> dict[
     from pipeline.rewards.closure import DiscrepancyConfig
     from pipeline.scorers.choice import choose
     from pipeline.scorers.tracks import TracksEngine
-    from pipeline.worlds.registry import open_policy, policy_digest
+    from pipeline.worlds.registry import policy_digest
 
     paths = EpochPaths(root, epoch)
     policy = need_policy(paths)
     config = rewards.settings("spatial", params.rewards)
     assert isinstance(config, DiscrepancyConfig)
-    truncate = params.sampler.truncate_timestep
-    world = open_policy(params.world.name, paths.base, policy, "old", params.update, params.seed, truncate)
+    world = open_weights(params, paths.base, policy, "old")
     engine = choose("tracks", params).open()
     assert isinstance(engine, TracksEngine)
     with step_bar("calibrate", prompts) as advance:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from pipeline.config import Params
     from pipeline.stores import GroupStore, Shard
+    from pipeline.updates.policy import SetName
+    from pipeline.worlds.wan_world import WanWorld
 
 T = TypeVar("T")
 
@@ -123,6 +125,14 @@ def need_policy(paths: EpochPaths) -> Path:
 
 
 @dataclass
+def open_weights(params: Params, base: Path, policy: Path, weights: SetName) -> WanWorld:
+    """The world of these parameters under one weight set of a saved policy, for inference."""
+    from pipeline.worlds.registry import open_policy
+
+    truncate = params.sampler.truncate_timestep
+    return open_policy(params.world.name, base, policy, weights, params.update, params.seed, truncate)
+
+
 class Stopwatch:
     """Seconds by name, for summaries and logs; never for artifacts."""
 

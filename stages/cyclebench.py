@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.common import STOP, EpochPaths, need_policy, staged, step_bar
+from stages.common import STOP, EpochPaths, need_policy, open_weights, staged, step_bar
 
 if TYPE_CHECKING:
     from pipeline.benchmark.cyclebench import CycleCase, Judges
@@ -61,7 +61,7 @@ def run_cyclebench(params: Params, epoch: str, root: Path, name: str | None = No
     """Write the rows of the policy of `epoch`, unless they are there and were made from the same inputs."""
     from pipeline.benchmark.cyclebench import evaluate_cycles, generate_cycle
     from pipeline.updates.checkpoint import read_state
-    from pipeline.worlds.registry import base_digest, open_policy, prompt_source, source_inputs
+    from pipeline.worlds.registry import base_digest, prompt_source, source_inputs
 
     paths, config = EpochPaths(root, epoch), params.cyclebench
     need_policy(paths)
@@ -73,15 +73,7 @@ def run_cyclebench(params: Params, epoch: str, root: Path, name: str | None = No
     }
 
     sampler = params.sampler
-    world = open_policy(
-        params.world.name,
-        paths.base,
-        paths.policy,
-        config.weights,
-        params.update,
-        params.seed,
-        sampler.truncate_timestep,
-    )
+    world = open_weights(params, paths.base, paths.policy, config.weights)
 
     def judge(cases: list[CycleCase], judges: Judges, on_case: OnCase) -> list[dict[str, Any]]:
         oracle = config.oracle and params.world.name == "mini"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stages import options as o
-from stages.common import STOP, EpochPaths, load_params, need_policy, report, staged, step_bar
+from stages.common import STOP, EpochPaths, load_params, need_policy, open_weights, report, staged, step_bar
 
 if TYPE_CHECKING:
     from pipeline.benchmark.config import AccuracyConfig
@@ -52,7 +52,7 @@ def run_evaluate(params: Params, epoch: str, root: Path, name: str | None = None
     from pipeline.benchmark.action_accuracy import evaluate_policy
     from pipeline.errors import ConfigError
     from pipeline.updates.checkpoint import read_state
-    from pipeline.worlds.registry import base_digest, open_policy
+    from pipeline.worlds.registry import base_digest
 
     if params.world.name != "mini":
         raise ConfigError(
@@ -68,9 +68,7 @@ def run_evaluate(params: Params, epoch: str, root: Path, name: str | None = None
     }
 
     def judge(pose: PoseScorer, critic: CriticScorer, on_case: OnCase) -> list[dict[str, Any]]:
-        world = open_policy(
-            params.world.name, paths.base, paths.policy, config.weights, params.update, params.seed
-        )
+        world = open_weights(params, paths.base, paths.policy, config.weights)
         steps, shift = params.sampler.steps, params.sampler.shift
         return evaluate_policy(world, pose, critic, config, steps, shift, on_case)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stages import options as o
-from stages.common import STOP, EpochPaths, load_params, need_policy, staged, step_bar
+from stages.common import STOP, EpochPaths, load_params, need_policy, open_weights, staged, step_bar
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -41,7 +41,7 @@ def run_hacks(params: Params, epoch: str, root: Path, cases: int, relations: int
     from pipeline.rewards.cycle import NO_ALPHA, ClosureConfig
     from pipeline.scorers.registry import engine_digest, open_engine
     from pipeline.scorers.tracks import TracksEngine
-    from pipeline.worlds.registry import open_policy, policy_digest
+    from pipeline.worlds.registry import policy_digest
 
     if params.world.name != "mini":
         raise ConfigError(f"world.name is {params.world.name}: true renders are needed, which only mini has")
@@ -57,7 +57,7 @@ def run_hacks(params: Params, epoch: str, root: Path, cases: int, relations: int
     bench = hacks.Bench(
         TracksEngine(), open_engine("pose", folder), open_engine("critic", folder), closure, action
     )
-    world = open_policy(params.world.name, paths.base, policy, "ema", params.update, params.seed)
+    world = open_weights(params, paths.base, policy, "ema")
     prompts = hacks.hack_cases(params, world, cases)
     sample, rows = hacks.sampler_of(world, params), []
     with step_bar("hacks", cases) as advance:

@@ -18,6 +18,7 @@ from stages.common import (
     Stopwatch,
     load_params,
     need_policy,
+    open_weights,
     parse_shard,
     report,
     staged,
@@ -49,7 +50,6 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
     from pipeline.worlds.closed_prompts import make_closed_prompts
     from pipeline.worlds.registry import (
         make_prompts,
-        open_policy,
         policy_digest,
         prompt_source,
         scene_of,
@@ -68,15 +68,7 @@ def run_prefix(params: Params, epoch: str, root: Path, shard: Shard) -> dict[str
         policy = policy_digest(paths.base, previous)
         warn_of_sampler(params, paths.base)
         sampler = params.sampler
-        world = open_policy(
-            params.world.name,
-            paths.base,
-            previous,
-            "old",
-            params.update,
-            params.seed,
-            sampler.truncate_timestep,
-        )
+        world = open_weights(params, paths.base, previous, "old")
     sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg)
     with watch.time("prompts"):
         indices = range(first, first + params.prefix.groups)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stages import options as o
-from stages.common import EpochPaths, load_params, need, need_policy, report, staged
+from stages.common import EpochPaths, load_params, need, need_policy, open_weights, report, staged
 
 if TYPE_CHECKING:
     from pipeline.config import Params
@@ -63,7 +63,6 @@ def run_case(params: Params, after: str, root: Path, before: str, kind: str, cas
     from pipeline.benchmark.action_accuracy import CONTROLS, generate, make_cases
     from pipeline.errors import UsageError
     from pipeline.preview import Row
-    from pipeline.worlds.registry import open_policy
 
     config = params.evaluate
     paths = {name: EpochPaths(root, name) for name in (before, after)}
@@ -71,9 +70,7 @@ def run_case(params: Params, after: str, root: Path, before: str, kind: str, cas
     rows: list[Row] = []
     chosen = None
     for name, policy in policies.items():
-        world = open_policy(
-            params.world.name, paths[name].base, policy, config.weights, params.update, params.seed
-        )
+        world = open_weights(params, paths[name].base, policy, config.weights)
         cases = [c for c in make_cases(config, world.spec.clip_latents * config.clips) if c.kind == kind]
         if not 0 <= case < len(cases):
             raise UsageError(f"--case {case}: there are the {kind} cases 0 to {len(cases) - 1}")

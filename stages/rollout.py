@@ -18,6 +18,7 @@ from stages.common import (
     load_params,
     need,
     need_policy,
+    open_weights,
     parse_shard,
     report,
     staged,
@@ -43,7 +44,7 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     from pipeline.groups import read_past
     from pipeline.plan import plan_inputs, plan_of
     from pipeline.stores import GroupStore, block_size, to_array, to_tensor
-    from pipeline.worlds.registry import open_policy, policy_digest
+    from pipeline.worlds.registry import policy_digest
 
     watch, paths = Stopwatch(), EpochPaths(root, epoch)
     previous = need_policy(EpochPaths(root, params.previous(epoch)))
@@ -55,15 +56,7 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
     with watch.time("load"):
         policy = policy_digest(paths.base, previous)
         sampler = params.sampler
-        world = open_policy(
-            params.world.name,
-            paths.base,
-            previous,
-            "old",
-            params.update,
-            params.seed,
-            sampler.truncate_timestep,
-        )
+        world = open_weights(params, paths.base, previous, "old")
     sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg)
     dtype = params.sampler.latents
     store = GroupStore.prepare(

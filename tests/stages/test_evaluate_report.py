@@ -140,7 +140,7 @@ def test_other_rooms_and_weights_have_their_own_file_and_a_new_seed_replaces_it(
     assert not caplog.text
     run_evaluate(config.load(path, (*SMALL, "evaluate.seed=5")), "e000", tmp_path / "root")
     assert (
-        "e000.json: was made from other inputs (params.evaluate.seed: 2000 -> 5): it is repl" in caplog.text
+        "e000.json: was made from other inputs (params.evaluate.seed: 4000 -> 5): it is repl" in caplog.text
     )
     named = run_evaluate(config.load(path, SMALL), "e000", tmp_path / "root", "mine")
     assert named["made"] == 4
