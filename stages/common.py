@@ -124,7 +124,6 @@ def need_policy(paths: EpochPaths) -> Path:
     return paths.policy
 
 
-@dataclass
 def open_weights(params: Params, base: Path, policy: Path, weights: SetName) -> WanWorld:
     """The world of these parameters under one weight set of a saved policy, for inference."""
     from pipeline.worlds.registry import open_policy
@@ -133,6 +132,7 @@ def open_weights(params: Params, base: Path, policy: Path, weights: SetName) -> 
     return open_policy(params.world.name, base, policy, weights, params.update, params.seed, truncate)
 
 
+@dataclass
 class Stopwatch:
     """Seconds by name, for summaries and logs; never for artifacts."""
 
