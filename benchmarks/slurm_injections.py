@@ -75,6 +75,7 @@ class Run:
         for action in reversed(self.undo):
             action()
         self.undo.clear()
+        self.cluster.raise_drained()
         if again and self.process is not None and self.process.poll() not in (None, 0):
             self.start()
 

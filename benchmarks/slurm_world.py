@@ -89,6 +89,13 @@ class Cluster:
         with (self.folder / "pids").open("a") as pids:
             pids.write(f"{name} {process.pid} {start}\n")
 
+    def raise_drained(self) -> None:
+        """What an administrator does: give drained nodes back. A slurmctld that lost its last state drains a node whose
+        tasks it does not know.
+        """
+        for node in self.run("sinfo", "-h", "-N", "-t", "drain", "-o", "%N", check=False).split():
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+
     def idle(self, seconds: float = 60) -> None:
         """Wait until no job lives."""
         until = time.monotonic() + seconds

@@ -41,6 +41,9 @@ class Follower:
         self.label = f"{folder.stage} {folder.epoch}"
         self._quiet_since: dict[int, float] = {}  # task -> since when it neither lives nor has said anything
         self._silent = False
+        self._released: dict[
+            int, int
+        ] = {}  # task -> how often it was let run after a node could not start it
         self._codes: dict[int, int | None] = {}  # task that failed for good -> its exit code
 
     # ---------------------------------------------------------------- submitting
@@ -171,6 +174,7 @@ class Follower:
                 self._pause()
                 continue
             self._answered()
+            self._release(record, states)
             fatal, dead = self._judge(record, states)
             resting = all(not state.living for state in states.values())
             if dead and not fatal:
@@ -178,6 +182,29 @@ class Follower:
             elif fatal and resting:
                 self._give_up(record, fatal)
             self._pause()
+
+    def _release(self, record: JobRecord, states: dict[int, TaskState]) -> None:
+        """Let tasks run again that SLURM holds because a node could not start them, `retries` times each.
+
+        A task that a person holds stays held. Beyond the tries it waits, and `cluster status` says why.
+        """
+        held = {task for task, state in states.items() if state.unlaunched}
+        held = {task for task in held if self._released.get(task, 0) < self.config.retries}
+        for job in record.ids if held else ():
+            try:
+                tasks = sorted(
+                    task
+                    for task, state in self.slurm.queued(job).items()
+                    if task in held and state.unlaunched
+                )
+                self.slurm.release(job, tasks)
+            except SlurmSilent:
+                return  # asked again after the next pause
+            for task in tasks:
+                say(
+                    f"{self.label}: task {task} could not be started on its node and was held; it is released"
+                )
+                self._released[task] = self._released.get(task, 0) + 1
 
     def _judge(
         self, record: JobRecord, states: dict[int, TaskState]

@@ -152,6 +152,14 @@ class Slurm:
                 return False
             time.sleep(1.0)
 
+    def release(self, job: str, tasks: Iterable[int]) -> None:
+        """Let these tasks of an array run that SLURM holds."""
+        for task in tasks:
+            try:
+                self.call("scontrol", "release", f"{job}_{task}")
+            except UnknownJob:
+                continue  # it was released or cancelled meanwhile
+
     def requeue(self, task: str) -> None:
         """Queue one array task again; given as ARRAY_TASK: SLURM_JOB_ID of an array's last task is the whole array."""
         self.call("scontrol", "requeue", task)

@@ -59,6 +59,13 @@ class TaskState:
     def ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def unlaunched(self) -> bool:
+        """SLURM could not start it on a node (one that fell out, or one that a restarted controller takes for busy),
+        queued it again and holds it: it waits for ever unless somebody releases it.
+        """
+        return self.living and self.reason.replace("_", " ").lower() == "launch failed requeued held"
+
     def meaning(self) -> str:
         """One phrase for a person: which of time limit, preemption, node, memory or failure it was."""
         text = MEANING.get(self.state, self.state.lower())

@@ -17,6 +17,7 @@ from pipeline.config import read_yaml
 from pipeline.errors import ConfigError, DataError, UsageError
 from stages import cluster
 from stages.cluster_task import run_task
+from stages.follow import Follower
 from stages.jobs import DONE, FAILED, JobFolder, JobRecord
 from stages.launch import parts, prepare, without
 from stages.slurm import ClusterError, Slurm, SlurmSilent, UnknownJob
@@ -213,6 +214,33 @@ def test_silence_and_refusal_are_told_apart(
     command.write_text("#!/bin/sh\nsleep 60\n")
     with pytest.raises(SlurmSilent, match=r"did not answer within 0\.2 s"):
         Slurm(0.2).call("squeue")
+
+
+def test_a_task_that_its_node_could_not_start_is_released_a_few_times_and_a_persons_hold_never(
+    folder: JobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After slurmctld died without saving its state SLURM held an array for ever; seen in the fault campaign."""
+    commands, asked = tmp_path / "bin", tmp_path / "asked"
+    commands.mkdir()
+    queue = ("12|1|PENDING|launch failed requeued held|", "12|2|PENDING|JobHeldUser|", "12|3|RUNNING|None|n1")
+    said = {
+        "squeue": f"printf '%s\\n' {' '.join(map(repr, queue))}",
+        "sacct": "exit 1",
+        "scontrol": f'echo "$@" >> {asked}',
+    }
+    for name, text in said.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    follower, record = Follower(folder, ClusterConfig(retries=2)), folder.read()
+    assert record is not None
+    for _ in range(4):
+        follower._release(record, follower.slurm.states(["12"], [1, 2, 3], 0.0))
+    assert asked.read_text().splitlines() == ["release 12_1"] * 2
+    assert (
+        capsys.readouterr().err.count("task 1 could not be started on its node and was held; it is released")
+        == 2
+    )
 
 
 def test_scripts_can_be_looked_at_without_slurm(
