@@ -97,8 +97,11 @@ class Cluster:
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
 
     def idle(self, seconds: float = 60) -> None:
-        """Wait until no job lives."""
+        """Wait until no job lives. What SLURM holds after its client has gone, an administrator takes away."""
         until = time.monotonic() + seconds
+        for job in self.run("squeue", "-h", "-r", "-o", "%F_%K %r", check=False).splitlines():
+            if "launch failed" in job:
+                self.run("scancel", job.split()[0], check=False)
         while self.run("squeue", "-h", check=False).strip():
             if time.monotonic() > until:
                 raise RuntimeError(f"jobs do not end: {self.run('squeue', check=False)}")

@@ -166,6 +166,7 @@ class Follower:
                 )
             left = [task for task in record.all_tasks if not self.folder.is_done(record, task)]
             if not left:
+                self._drop_held(record)
                 return record
             try:
                 states = self.slurm.states(record.ids, left, record.since)
@@ -205,6 +206,15 @@ class Follower:
                     f"{self.label}: task {task} could not be started on its node and was held; it is released"
                 )
                 self._released[task] = self._released.get(task, 0) + 1
+
+    def _drop_held(self, record: JobRecord) -> None:
+        """Take back tasks that are done and that SLURM, which queued them again for nothing, holds for ever."""
+        for job in record.ids:
+            try:
+                held = [task for task, state in self.slurm.queued(job).items() if state.unlaunched]
+                self.slurm.drop(job, held)
+            except SlurmSilent:
+                continue  # they cost nobody anything but a line in the queue
 
     def _judge(
         self, record: JobRecord, states: dict[int, TaskState]

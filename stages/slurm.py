@@ -154,11 +154,18 @@ class Slurm:
 
     def release(self, job: str, tasks: Iterable[int]) -> None:
         """Let these tasks of an array run that SLURM holds."""
+        self._each(("scontrol", "release"), job, tasks)
+
+    def drop(self, job: str, tasks: Iterable[int]) -> None:
+        """Cancel these tasks of an array, without waiting for their end."""
+        self._each(("scancel",), job, tasks)
+
+    def _each(self, command: tuple[str, ...], job: str, tasks: Iterable[int]) -> None:
         for task in tasks:
             try:
-                self.call("scontrol", "release", f"{job}_{task}")
+                self.call(*command, f"{job}_{task}")
             except UnknownJob:
-                continue  # it was released or cancelled meanwhile
+                continue  # it ran or was cancelled meanwhile
 
     def requeue(self, task: str) -> None:
         """Queue one array task again; given as ARRAY_TASK: SLURM_JOB_ID of an array's last task is the whole array."""

@@ -227,6 +227,7 @@ def test_a_task_that_its_node_could_not_start_is_released_a_few_times_and_a_pers
         "squeue": f"printf '%s\\n' {' '.join(map(repr, queue))}",
         "sacct": "exit 1",
         "scontrol": f'echo "$@" >> {asked}',
+        "scancel": f'echo "cancel $@" >> {asked}',
     }
     for name, text in said.items():
         (commands / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -237,6 +238,8 @@ def test_a_task_that_its_node_could_not_start_is_released_a_few_times_and_a_pers
     for _ in range(4):
         follower._release(record, follower.slurm.states(["12"], [1, 2, 3], 0.0))
     assert asked.read_text().splitlines() == ["release 12_1"] * 2
+    follower._drop_held(record)  # once all tasks are done
+    assert asked.read_text().splitlines()[2:] == ["cancel 12_1"]
     assert (
         capsys.readouterr().err.count("task 1 could not be started on its node and was held; it is released")
         == 2
