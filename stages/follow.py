@@ -41,9 +41,8 @@ class Follower:
         self.label = f"{folder.stage} {folder.epoch}"
         self._quiet_since: dict[int, float] = {}  # task -> since when it neither lives nor has said anything
         self._silent = False
-        self._released: dict[
-            int, int
-        ] = {}  # task -> how often it was let run after a node could not start it
+        # task -> how often it was asked to run again after a node could not start it
+        self._released: dict[int, int] = {}
         self._codes: dict[int, int | None] = {}  # task that failed for good -> its exit code
 
     # ---------------------------------------------------------------- submitting
@@ -193,28 +192,26 @@ class Follower:
         held = {task for task in held if self._released.get(task, 0) < self.config.retries}
         for job in record.ids if held else ():
             try:
-                tasks = sorted(
-                    task
-                    for task, state in self.slurm.queued(job).items()
-                    if task in held and state.unlaunched
-                )
-                self.slurm.release(job, tasks)
+                tasks = held.intersection(self._unlaunched(job))
+                for task in sorted(tasks):
+                    why = self.slurm.release(job, task)
+                    said = f"it cannot be released ({why})" if why else "it is released"
+                    say(f"{self.label}: task {task} could not be started on its node and was held; {said}")
+                    self._released[task] = self._released.get(task, 0) + 1
             except SlurmSilent:
                 return  # asked again after the next pause
-            for task in tasks:
-                say(
-                    f"{self.label}: task {task} could not be started on its node and was held; it is released"
-                )
-                self._released[task] = self._released.get(task, 0) + 1
 
     def _drop_held(self, record: JobRecord) -> None:
         """Take back tasks that are done and that SLURM, which queued them again for nothing, holds for ever."""
         for job in record.ids:
             try:
-                held = [task for task, state in self.slurm.queued(job).items() if state.unlaunched]
-                self.slurm.drop(job, held)
-            except SlurmSilent:
-                continue  # they cost nobody anything but a line in the queue
+                for task in self._unlaunched(job):
+                    self.slurm.drop(job, task)
+            except ClusterError:
+                continue  # the stage is finished; a line in the queue is no reason to fail it
+
+    def _unlaunched(self, job: str) -> list[int]:
+        return sorted(task for task, state in self.slurm.queued(job).items() if state.unlaunched)
 
     def _judge(
         self, record: JobRecord, states: dict[int, TaskState]

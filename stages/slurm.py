@@ -152,20 +152,22 @@ class Slurm:
                 return False
             time.sleep(1.0)
 
-    def release(self, job: str, tasks: Iterable[int]) -> None:
-        """Let these tasks of an array run that SLURM holds."""
-        self._each(("scontrol", "release"), job, tasks)
+    def release(self, job: str, task: int) -> str:
+        """Let a task of an array run that SLURM holds; why it would not, or nothing. Raises SlurmSilent."""
+        return self._refusal("scontrol", "release", f"{job}_{task}")
 
-    def drop(self, job: str, tasks: Iterable[int]) -> None:
-        """Cancel these tasks of an array, without waiting for their end."""
-        self._each(("scancel",), job, tasks)
+    def drop(self, job: str, task: int) -> str:
+        """Cancel one task of an array without waiting for its end; as `release`."""
+        return self._refusal("scancel", f"{job}_{task}")
 
-    def _each(self, command: tuple[str, ...], job: str, tasks: Iterable[int]) -> None:
-        for task in tasks:
-            try:
-                self.call(*command, f"{job}_{task}")
-            except UnknownJob:
-                continue  # it ran or was cancelled meanwhile
+    def _refusal(self, *command: str) -> str:
+        try:
+            self.call(*command)
+        except SlurmSilent:
+            raise
+        except ClusterError as error:  # it ran or ended meanwhile, or a policy of the site forbids it
+            return str(error)
+        return ""
 
     def requeue(self, task: str) -> None:
         """Queue one array task again; given as ARRAY_TASK: SLURM_JOB_ID of an array's last task is the whole array."""

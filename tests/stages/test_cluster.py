@@ -241,9 +241,14 @@ def test_a_task_that_its_node_could_not_start_is_released_a_few_times_and_a_pers
     follower._drop_held(record)  # once all tasks are done
     assert asked.read_text().splitlines()[2:] == ["cancel 12_1"]
     assert (
-        capsys.readouterr().err.count("task 1 could not be started on its node and was held; it is released")
-        == 2
+        capsys.readouterr().err.count("task 1 could not be started on its node and was held; it is rel") == 2
     )
+    (commands / "scontrol").write_text("#!/bin/sh\necho 'Access/permission denied' >&2\nexit 1\n")
+    (commands / "scancel").write_text("#!/bin/sh\necho 'Access/permission denied' >&2\nexit 1\n")
+    another = Follower(folder, ClusterConfig(retries=1))
+    another._release(record, another.slurm.states(["12"], [1], 0.0))
+    assert "it cannot be released (scontrol: Access/permission denied)" in capsys.readouterr().err
+    another._drop_held(record)  # a finished stage does not fail of it
 
 
 def test_scripts_can_be_looked_at_without_slurm(

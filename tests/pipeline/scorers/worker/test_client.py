@@ -5,6 +5,7 @@ Every test runs a real worker process with the adapter of double.py.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DependencyError, ScorerUnavailable
-from pipeline.scorers.worker import client
+from pipeline.scorers.worker import client, protocol, serve
 from pipeline.scorers.worker.client import Limits, Worker
 from pipeline.scorers.worker.protocol import Failed, Item, Outcome, ProtocolError
 from tests.pipeline.scorers.worker import double
@@ -177,6 +178,25 @@ def test_a_worker_that_cannot_start_stops_the_stage_with_its_reason(tmp_path: Pa
     ):
         Worker("double", tmp_path / "python", {}).measure(items(0))
     assert issubclass(ScorerUnavailable, DependencyError)  # exit code 10
+
+
+def test_the_traceback_is_written_before_the_refusal_on_which_the_stage_ends_the_worker(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    written: list[tuple[str, str]] = []
+
+    class Recorder:
+        def send(self, type_: str, **fields: Any) -> None:
+            written.append((type_, capfd.readouterr().err))
+
+        def beat(self, seconds: float) -> None:
+            pass
+
+    hello = {"scorer": double.__file__, "settings": {"refuse": True}, "device": "cpu", "beat": 1.0}
+    requests = io.BytesIO(protocol.line("hello", protocol=protocol.VERSION, **hello))
+    assert serve.serve(requests, Recorder()) == 1  # type: ignore[arg-type]
+    assert [type_ for type_, _ in written] == ["refused"]
+    assert "Traceback" in written[0][1]
 
 
 def test_a_worker_that_dies_while_starting_says_its_last_words(tmp_path: Path) -> None:
