@@ -26,7 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.slurm_injections import INJECTIONS, Missed, Run
+from benchmarks.slurm_injections import INJECTIONS
+from benchmarks.slurm_run import Missed, Run
 from benchmarks.slurm_world import make_project, preloaded, slurm
 
 TARGET = "update@e001"
