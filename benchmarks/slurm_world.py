@@ -99,10 +99,10 @@ class Cluster:
     def idle(self, seconds: float = 60) -> None:
         """Wait until no job lives. What SLURM holds after its client has gone, an administrator takes away."""
         until = time.monotonic() + seconds
-        for job in self.run("squeue", "-h", "-r", "-o", "%F_%K %r", check=False).splitlines():
-            if "launch failed" in job:
-                self.run("scancel", job.split()[0], check=False)
-        while self.run("squeue", "-h", check=False).strip():
+        while jobs := self.run("squeue", "-h", "-r", "-o", "%F_%K %r", check=False).splitlines():
+            for job in jobs:
+                if "launch failed" in job:
+                    self.run("scancel", job.split()[0], check=False)
             if time.monotonic() > until:
                 raise RuntimeError(f"jobs do not end: {self.run('squeue', check=False)}")
             time.sleep(0.3)
