@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline import files
+from pipeline.allocator import keep_freed_memory
 from pipeline.errors import CheckpointError, DataError
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ def load_module(
         raise CheckpointError(f"{weights}: is not a complete safetensors file ({error}); {remedy}") from error
     module = module_of(built)
     load_strict(module, state, weights, remedy)
+    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+        keep_freed_memory()
     return built
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.allocator import keep_freed_memory
 from pipeline.worlds.base import WorldSpec
 from pipeline.worlds.checkpoints import load_wan
 from pipeline.worlds.mini.clips import CLIP, MEMORY
@@ -29,6 +30,8 @@ def mini_spec(channels: int) -> WorldSpec:
 
 def load_mini(folder: Path, device: str = "cpu") -> WanWorld:
     """The world of a base folder, products in bfloat16. Raises CheckpointError when a file is missing or damaged."""
+    if device == "cpu":
+        keep_freed_memory()
     codec = PatchCodec.load(folder / "codec.safetensors")
     model = load_wan(folder / "transformer").to(device)
     return WanWorld(

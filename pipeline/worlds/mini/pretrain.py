@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline import files
+from pipeline.allocator import keep_freed_memory
 from pipeline.errors import CheckpointError, DataError, NumericsError
 from pipeline.words import FAMILIES, TrainingMix
 from pipeline.worlds.mini.clips import INTRINSICS_33, ClipBatch, sample_clips
@@ -244,6 +245,7 @@ def pretrain(
     other parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    keep_freed_memory()
     model = build_model(config)
     codec_path, state_path, log_path = (
         folder / "codec.safetensors",
