@@ -60,6 +60,7 @@ class ClosureConfig(DiscrepancyConfig):
     )
 
 
+VERSION = 2  # of all four; 2: a shared past without texture is absent, no longer missing
 DETAILS = ("d", "closeness", "worst", "coverage", "failed", "gate")
 
 
@@ -125,12 +126,17 @@ def _measured(found: list[Discrepancy], alpha: float, gate: float | None) -> dic
 
 
 def _untextured(
-    found: list[Discrepancy], rows: NDArray[np.int64], context: RewardContext, least: int
+    raw: RawScores, rows: NDArray[np.int64], context: RewardContext, config: ClosureConfig
 ) -> bool:
-    """Whether nothing can be compared, through no fault of the candidate: no frame of the shared past has texture."""
+    """Whether nothing can be compared, through no fault of a candidate: the earlier frames are of the shared past and
+    none of them has texture, so it is the same for all of the group.
+    """
     assert context.pairs is not None
-    shared = context.pairs.index_Q2[rows, 0] < context.shared_frames
-    return bool(shared.all()) and all(pair.points < 2 * least for pair in found)
+    measured = [g for g, reason in enumerate(raw.reasons) if reason is None]
+    if not measured or (context.pairs.index_Q2[rows, 0] >= context.shared_frames).any():
+        return False
+    textured_QN = raw.values["texture"][measured[0]][rows] >= config.texture
+    return bool((textured_QN.sum(axis=1) < config.min_points).all())
 
 
 def _reward(kind: Literal["spatial", "temporal", "relation"]) -> Reward:
@@ -145,12 +151,12 @@ def _reward(kind: Literal["spatial", "temporal", "relation"]) -> Reward:
         if config.alpha is None:
             raise ConfigError(NO_ALPHA)
         alpha = config.alpha
+        if _untextured(raw[TRACKS], rows, context, config):
+            why = "no textured point in the frames of the shared past that the clip is compared with"
+            return _absent(candidates, why, nothing)
 
         def measure(g: int) -> tuple[float, dict[str, Any]]:
             found = group_discrepancies(raw[TRACKS], g, rows, context, config)
-            if _untextured(found, rows, context, config.min_points):
-                reason = "no textured point in the frames that the clip is compared with"
-                return np.nan, {"reason": reason}
             gate = _gate(raw, g, context, config)
             details = _measured(found, alpha, gate)
             if gate is None:
@@ -159,7 +165,7 @@ def _reward(kind: Literal["spatial", "temporal", "relation"]) -> Reward:
 
         return per_candidate(_both(raw, config.gated), measure, nothing)
 
-    return Reward(kind, (TRACKS, POSE), compute, section="closure", config=ClosureConfig)
+    return Reward(kind, (TRACKS, POSE), compute, section="closure", config=ClosureConfig, version=VERSION)
 
 
 def _cycle(raw: Mapping[str, RawScores], context: RewardContext, config: ClosureConfig) -> RewardValues:
@@ -192,5 +198,5 @@ def _cycle(raw: Mapping[str, RawScores], context: RewardContext, config: Closure
 
 
 SPATIAL, TEMPORAL, RELATION = _reward("spatial"), _reward("temporal"), _reward("relation")
-CYCLE = Reward("cycle", (TRACKS, POSE), _cycle, section="closure", config=ClosureConfig)
+CYCLE = Reward("cycle", (TRACKS, POSE), _cycle, section="closure", config=ClosureConfig, version=VERSION)
 CLOSURE_REWARDS = (SPATIAL, TEMPORAL, RELATION, CYCLE)

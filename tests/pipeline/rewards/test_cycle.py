@@ -120,11 +120,16 @@ def test_lost_points_cost_and_too_many_fail() -> None:
     assert failed.value_G[1] == pytest.approx(np.exp(-7 * 0.27))
 
 
-def test_nothing_to_compare_with_is_missing_in_the_past_and_a_failure_in_ones_own_frames() -> None:
+def test_nothing_to_compare_with_is_absent_in_the_past_and_a_failure_in_ones_own_frames() -> None:
     blank = {"tracks": tracks([0.0], texture=0.0), "pose": poses(1.0)}
     shared = SPATIAL.compute(blank, context(SPATIAL_ONLY), CONFIG)
+    assert np.isnan(shared.value_G).all()  # unknown, never 0
+    assert str(shared.reasons[0]).startswith(ABSENT)
     assert "no textured point" in str(shared.reasons[0])
-    assert not str(shared.reasons[0]).startswith(ABSENT)
+    both = CYCLE.compute(blank, context(SPATIAL_ONLY), CONFIG)
+    assert str(both.reasons[0]).startswith(ABSENT)
+    lost = {"tracks": RawScores(tracks([0.0], texture=0.0).values, ("tracker died",)), "pose": poses(1.0)}
+    assert SPATIAL.compute(lost, context(SPATIAL_ONLY), CONFIG).reasons == ("tracker died",)
     own = SPATIAL.compute(blank, context(SPATIAL_ONLY, shared_frames=1), CONFIG)
     assert own.value_G == pytest.approx([np.exp(-7 * 0.27)])
 
