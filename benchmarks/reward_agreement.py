@@ -19,50 +19,30 @@ from numpy.typing import NDArray
 
 from pipeline import rewards
 from pipeline.benchmark.action_accuracy import SAME_LINE
+from pipeline.benchmark.group_truth import track_group, within
 from pipeline.groups import scored_frames, scored_labels
 from pipeline.rewards.action import closeness
 from pipeline.rewards.base import RawScores
 from pipeline.rewards.group import read_context
 from pipeline.scorers.pose_net import MOTION, PoseScorer, motion_of_relative
 from pipeline.stores import GroupStore
-from pipeline.words import TrainingMix
-from pipeline.worlds.mini import oracle
 from pipeline.worlds.mini.clips import STEP
-from pipeline.worlds.mini.prompts import make_prompt
-from pipeline.worlds.mini.renderer import MiniScene
-from stages.common import EpochPaths, load_params
+from stages.common import EpochPaths
 
 REWARDS = ("action_soft", "action_fine", "action_joint")
 
 
-def within(a_PG: NDArray[np.float64], b_PG: NDArray[np.float64]) -> float:
-    """Correlation of the deviations from the group means: what a group-normalised advantage can see."""
-    a, b = (x - x.mean(1, keepdims=True) for x in (a_PG, b_PG))
-    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
-    return float((a * b).sum()) / scale if scale else float("nan")
-
-
 def oracle_motions(
-    prefixes: GroupStore, rollouts: GroupStore, index: int, seed: int, mix: TrainingMix
+    prefixes: GroupStore, rollouts: GroupStore, index: int, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """True motions of a group's scored frames, (G, F-1, 4, 4), and which of them failed, (G, F-1)."""
-    record, labels_T = prefixes.record(index), prefixes.read(index, "labels")
-    prompt = make_prompt("rl", int(record["prompt"]), seed, len(labels_T) - 1, mix)
-    new = rollouts.read(index, "frames")
-    G, count = (
-        len(new),
-        len(scored_labels(labels_T, int(record["target_clip"]), int(record["clip_latents"]), 1)) - 1,
-    )
-    past = np.broadcast_to(prefixes.read(index, "frames"), (G, *prefixes.specs["frames"].shape))
-    videos = new if int(record["target_clip"]) == 1 else np.concatenate([past, new], axis=1)
-    scene, labels = MiniScene.make(prompt.scene_seed), np.tile(labels_T, (G, 1))
-    found = oracle.track([scene] * G, videos, np.stack([prompt.start_44] * G), labels)
-    motions = np.linalg.inv(found.c2w_BF44[:, :-1]) @ found.c2w_BF44[:, 1:]
-    failed = found.failed_BF[:, 1:] | found.failed_BF[:, :-1]
+    """True motions before a group's last `count` frames, (G, count, 4, 4), and which of them failed, (G, count)."""
+    c2w_GF44, failed_GF = track_group(prefixes, rollouts, index)
+    motions = np.linalg.inv(c2w_GF44[:, :-1]) @ c2w_GF44[:, 1:]
+    failed = failed_GF[:, 1:] | failed_GF[:, :-1]
     return motions[:, -count:], failed[:, -count:]
 
 
-def measure(paths: EpochPaths, weights: Path, groups: int, seed: int, mix: TrainingMix) -> dict[str, Any]:
+def measure(paths: EpochPaths, weights: Path, groups: int) -> dict[str, Any]:
     """Oracle and pose scorer on every candidate of the first `groups` groups, and the rewards of either."""
     prefixes, rollouts = GroupStore.open(paths.prefixes), GroupStore.open(paths.rollouts)
     scorer = PoseScorer.load(weights)
@@ -75,7 +55,7 @@ def measure(paths: EpochPaths, weights: Path, groups: int, seed: int, mix: Train
         read = scorer.relative(
             scored_frames(prefixes.read(index, "frames"), rollouts.read(index, "frames"), clip)
         )
-        true, failed = oracle_motions(prefixes, rollouts, index, seed, mix)
+        true, failed = oracle_motions(prefixes, rollouts, index, len(labels_F) - 1)
         context = read_context(prefixes, index, {})
         for source, motions in (("oracle", true), ("scorer", read)):
             raw = {"pose": RawScores({"relative": motions}, (None,) * len(motions))}
@@ -108,14 +88,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--root", type=Path, default=Path("artifacts"))
     parser.add_argument("--epoch", default="e001")
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     parser.add_argument("--weights", type=Path, default=Path("weights/mini"))
     parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--set", action="append", dest="overrides", help="as for the stages: seed, words")
     options = parser.parse_args()
-    params = load_params(options.params, options.overrides)
-    paths = EpochPaths(options.root, options.epoch)
-    print(json.dumps(measure(paths, options.weights, options.groups, params.seed, params.words), indent=1))
+    print(
+        json.dumps(
+            measure(EpochPaths(options.root, options.epoch), options.weights, options.groups), indent=1
+        )
+    )
 
 
 if __name__ == "__main__":
