@@ -267,11 +267,12 @@ def _distances(d_N: npt.ArrayLike) -> FloatArray:
     return d
 
 
-def excursion_gate(achieved: Sequence[float], commanded: Sequence[float]) -> float | None:
-    """How much of the commanded excursion was achieved, 0..1; both are (distance, turn in degrees).
+def excursion_gate(achieved: Sequence[float], commanded: Sequence[float], full: float = 1.0) -> float | None:
+    """How far the gate of a closure reward is open, 0..1; both excursions are (distance, turn in degrees).
 
-    The lesser of both shares, over what was commanded at all: a video that turns but does not walk has not obeyed. None
-    if the achieved excursion is unknown (not finite). DataError for a word without any excursion: it gates nothing.
+    The lesser of both achieved shares, over what was commanded at all: a video that turns but does not walk has not
+    obeyed. From the share `full` on the gate is fully open. None if the achieved excursion is unknown (not finite).
+    DataError for a word without any excursion: it gates nothing.
     """
     shares = []
     for got, asked in zip(achieved, commanded, strict=True):
@@ -280,7 +281,7 @@ def excursion_gate(achieved: Sequence[float], commanded: Sequence[float]) -> flo
         if not math.isfinite(got):
             return None
         if asked > 1e-6:
-            shares.append(min(max(got / asked, 0.0), 1.0))
+            shares.append(min(max(got / (full * asked), 0.0), 1.0))
     if not shares:
         raise DataError("the word commands no excursion: a cycle reward would pay for standing still")
     return min(shares)

@@ -5,8 +5,11 @@ way back with the way out, `temporal` later cycles with the first, `relation` th
 word. A reward without pairs in the target clip does not apply: it is absent there, neither 0 nor 1, and its weight goes
 to the others. `cycle` is the published sum of the first two as one reward, for those who want one normalisation.
 
-WHY gated: a video that never moves closes perfectly (1.7). The gate multiplies by the share of the commanded excursion
-that the pose scorer saw. alpha has no default: it is calibrated on the base model and frozen (`wcpipe calibrate`).
+WHY gated: a video that never moves closes perfectly (1.7). The gate opens with the share of the commanded excursion
+that the pose scorer saw and is fully open well before all of it: inside a group that share varies three times as much as
+closeness does, and a reward multiplied by it orders candidates by their excursion alone (docs/results.md). How far a
+video goes is the action reward's business. alpha has no default: it is calibrated on the base model and frozen
+(`wcpipe calibrate`).
 """
 
 from collections.abc import Mapping
@@ -41,7 +44,13 @@ class ClosureConfig(DiscrepancyConfig):
         None, gt=0, description="how fast the reward falls with d; calibrated on the base (wcpipe calibrate)"
     )
     gated: bool = Field(
-        True, description="multiply by the share of the commanded excursion that was achieved"
+        True, description="multiply by a gate that opens with the share of the commanded excursion achieved"
+    )
+    full_excursion: float = Field(
+        0.4,
+        gt=0,
+        le=1,
+        description="share of the commanded excursion from which the gate is fully open; 1: proportional to the end",
     )
     temporal_warmup: float = Field(
         0.0,
@@ -60,7 +69,7 @@ class ClosureConfig(DiscrepancyConfig):
     )
 
 
-VERSION = 2  # of all four; 2: a shared past without texture is absent, no longer missing
+VERSION = 2  # of all four; 2: a shared past without texture is absent, and the gate is open before the full excursion
 DETAILS = ("d", "closeness", "worst", "coverage", "failed", "gate")
 
 
@@ -69,8 +78,8 @@ def commanded_excursion(c2w_T44: NDArray[np.float64]) -> tuple[float, float]:
     return excursion(relative_poses(c2w_T44))
 
 
-def gate_of(rel_N44: NDArray[np.float64], context: RewardContext) -> float | None:
-    """Share of the commanded excursion that estimated motions between scored frames achieved; None where unknown.
+def gate_of(rel_N44: NDArray[np.float64], context: RewardContext, full: float) -> float | None:
+    """The gate by the excursion that estimated motions between scored frames achieved; None where unknown.
 
     1 where no excursion is commanded at all (a clip of no-ops): then there is nothing that standing still could cheat.
     """
@@ -79,7 +88,7 @@ def gate_of(rel_N44: NDArray[np.float64], context: RewardContext) -> float | Non
     asked = commanded_excursion(context.c2w_T44)
     if max(asked) <= 1e-6:
         return 1.0
-    return excursion_gate(excursion(accumulate(rel_N44, context.stride)), asked)
+    return excursion_gate(excursion(accumulate(rel_N44, context.stride)), asked, full)
 
 
 def group_discrepancies(
@@ -110,7 +119,7 @@ def _gate(
         return 1.0
     rel = np.array(raw[POSE].values["relative"][g], dtype=np.float64)
     rel[:, :3, 3] *= context.scale if config.scale == "scene" else 1.0
-    return gate_of(rel, context)
+    return gate_of(rel, context, config.full_excursion)
 
 
 def _measured(found: list[Discrepancy], alpha: float, gate: float | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pipeline.rewards.cycle import CYCLE, RELATION, SPATIAL, TEMPORAL, ClosureCo
 STEP = StepSize(0.4, 6.0)
 W = 9  # label of w
 N, Q = 40, 6
-CONFIG = ClosureConfig(alpha=7.0)
+CONFIG = ClosureConfig(alpha=7.0, full_excursion=1.0)
 SPATIAL_ONLY = FramePairs(np.array([[0, 6], [1, 5], [2, 4]]), np.zeros(3, np.int64))
 BOTH = FramePairs(np.array([[0, 6], [1, 5], [0, 7], [1, 8]]), np.array([0, 0, 1, 1]))
 
@@ -81,6 +81,12 @@ def test_values_are_the_gated_closeness() -> None:
     ungated = CONFIG.model_copy(update={"gated": False})
     free = compute(SPATIAL, context(SPATIAL_ONLY), [0.0, 10.4, 0.0, 0.0], [1.0, 1.0, 0.5, 0.0], ungated)
     assert free.value_G == pytest.approx([1.0, np.exp(-0.7), 1.0, 1.0])  # the static video wins here
+
+
+def test_beyond_the_full_excursion_only_closeness_counts() -> None:
+    early = CONFIG.model_copy(update={"full_excursion": 0.5})
+    found = compute(SPATIAL, context(SPATIAL_ONLY), [0.0, 0.0, 0.0], [1.0, 0.5, 0.25], early)
+    assert found.value_G == pytest.approx([1.0, 1.0, 0.5])
 
 
 def test_what_has_no_pairs_is_absent_and_not_missing() -> None:
