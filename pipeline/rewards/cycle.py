@@ -6,9 +6,9 @@ word. A reward without pairs in the target clip does not apply: it is absent the
 to the others. `cycle` is the published sum of the first two as one reward, for those who want one normalisation.
 
 WHY gated: a video that never moves closes perfectly (1.7). The gate opens with the share of the commanded excursion
-that the pose scorer saw and is fully open well before all of it: inside a group that share varies three times as much as
-closeness does, and a reward multiplied by it orders candidates by their excursion alone (docs/results.md). How far a
-video goes is the action reward's business. alpha has no default: it is calibrated on the base model and frozen
+that the pose scorer saw and is fully open well before all of it: inside a group that share varies three times as much
+as closeness does, and a reward multiplied by it orders candidates by their excursion alone (docs/results.md). How far
+a video goes is the action reward's business. alpha has no default: it is calibrated on the base model and frozen
 (`wcpipe calibrate`).
 """
 

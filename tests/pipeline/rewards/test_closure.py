@@ -168,8 +168,8 @@ def test_the_gate_takes_the_reward_of_static_and_slow_videos() -> None:
     assert excursion_gate((3.0, 45.0), asked) == 0.5
     assert excursion_gate((0.0, 90.0), asked) == 0.0
     assert excursion_gate((0.1, 45.0), (0.0, 90.0)) == 0.5  # only what was asked for counts
-    assert excursion_gate((2.4, 90.0), asked, full=0.4) == 1.0  # and no more for going further
-    assert excursion_gate((1.2, 90.0), asked, full=0.4) == 0.5
+    assert excursion_gate((2.5, 90.0), asked, full=0.4) == 1.0  # and no more for going further
+    assert excursion_gate((1.2, 90.0), asked, full=0.4) == pytest.approx(0.5)
     assert excursion_gate((math.nan, 90.0), asked) is None
     for wrong in ((0.0, 0.0), (math.nan, 1.0)):
         with pytest.raises(DataError, match="excursion"):
