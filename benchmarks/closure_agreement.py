@@ -2,10 +2,11 @@
 
 As `reward_agreement.py`, for words that close: a policy improves by the order inside a group alone. Truth is how near
 the camera of each paired frame really is to that of the earlier frame. Only rooms of the rl split are looked at. Needs
-an epoch with its scores. Prints one JSON object.
+an epoch with its scores. Prints one JSON object. With `--set rollout.mode=cycle` candidates are whole videos.
 
-    wcpipe run --params experiments/cycle-both.yaml --epochs 2 --root runs/cycle
-    python benchmarks/closure_agreement.py --params experiments/cycle-both.yaml --root runs/cycle --epoch e002
+    wcpipe base
+    for stage in prefix rollout score; do wcpipe $stage --params experiments/cycle-both.yaml --epoch e001; done
+    python benchmarks/closure_agreement.py --epoch e001
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pipeline.worlds.mini.clips import STEP
 from stages.common import EpochPaths, load_params
 
 KINDS = ("spatial", "temporal")
+FULL = (1.0, 0.5, 0.4, 0.25)  # of rewards.closure.full_excursion
 
 
 def apart(a_44: NDArray[np.float64], b_44: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -55,19 +57,25 @@ def measure(params: Params, paths: EpochPaths, groups: int) -> dict[str, Any]:
         poses, failed = track_group(prefixes, rollouts, index)
         for kind in KINDS:
             rows = pairs.of(kind)
-            found = rewards.find(kind).compute(raw, context, rewards.settings(kind, params.rewards))
-            if not len(rows) or not np.isfinite(found.value_G).all():
+            reward, config = rewards.find(kind), rewards.settings(kind, params.rewards)
+            found = {
+                full: reward.compute(raw, context, config.model_copy(update={"full_excursion": full}))
+                for full in FULL
+            }
+            proportional = found[1.0]
+            if not len(rows) or not np.isfinite(proportional.value_G).all():
                 continue
-            table[kind]["reward"].append(found.value_G)
+            for full, values in found.items():
+                table[kind][f"reward, gate open from {full:g}"].append(values.value_G)
             for name in ("closeness", "gate", "coverage"):
-                table[kind][name].append(np.asarray(found.details[name], float))
+                table[kind][name].append(np.asarray(proportional.details[name], float))
             table[kind]["true closeness"].append(truth(poses, failed, pairs.index_Q2[rows]))
     answer: dict[str, Any] = {}
     for kind, columns in table.items():
         stacked = {name: np.stack(values) for name, values in columns.items()}
         if stacked:
             answer[kind] = {
-                "groups": len(stacked["reward"]),
+                "groups": len(stacked["closeness"]),
                 "correlation with the truth inside groups": {
                     name: round(within(values, stacked["true closeness"]), 3)
                     for name, values in stacked.items()

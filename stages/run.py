@@ -59,6 +59,20 @@ def prune(root: Path, prev: Mapping[str, str], finished: Sequence[str], keep: in
     return pruned
 
 
+def refuse_thinned(root: Path, epoch: str, start: str) -> None:
+    """Raise CheckpointError where the policy that an unfinished epoch starts from was thinned out by `prune`."""
+    from pipeline.errors import CheckpointError
+    from pipeline.updates.checkpoint import STATE
+
+    policy = EpochPaths(root, start).policy
+    if (policy / STATE).exists() and not (policy / "old.safetensors").exists():
+        raise CheckpointError(
+            f"{policy / 'old.safetensors'}: is missing: --keep thinned it out, and now {epoch} must be made (again) "
+            f"from it, because it is gone or parameters changed; use another --root, or delete {root}/e001 and all "
+            "later epochs to make them again"
+        )
+
+
 def run_epochs(params: Params, root: Path, keep: int | None = None, as_json: bool = False) -> dict[str, Any]:
     """Run every epoch of `params.epochs` in order; finished ones are passed over. Prints one line a stage."""
     from pipeline.stores import Shard
@@ -76,6 +90,7 @@ def run_epochs(params: Params, root: Path, keep: int | None = None, as_json: boo
     for number, epoch in enumerate(epochs, 1):
         if is_finished(params, epoch, root):
             continue
+        refuse_thinned(root, epoch, prev[epoch])
         for stage in (run_prefix, run_rollout, run_score):
             report(stage(params, epoch, root, Shard()), as_json)
         report(run_advantage(params, epoch, root), as_json)
