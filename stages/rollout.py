@@ -57,7 +57,8 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
         policy = policy_digest(paths.base, previous)
         sampler = params.sampler
         world = open_weights(params, paths.base, previous, "old")
-    sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg)
+    explore = params.rollout.explore
+    sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg, explore)
     dtype = params.sampler.latents
     store = GroupStore.prepare(
         paths.rollouts,
