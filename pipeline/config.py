@@ -18,15 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -34,7 +26,6 @@ from pipeline.advantages import AdvantageConfig
 from pipeline.benchmark.config import AccuracyConfig, CycleBenchConfig
 from pipeline.cycle_config import CycleConfig
 from pipeline.errors import ConfigError
-from pipeline.explore import ExploreConfig
 from pipeline.sampler import SamplerConfig, fill
 from pipeline.updates.config import UpdateConfig
 from pipeline.words import TrainingMix
@@ -107,14 +98,6 @@ class RolloutConfig(Section):
         "cycle: each is a whole video, of which the last clip is trained",
     )
     candidates: int = Field(8, ge=2, description="candidates a group, sampled in one batch")
-    explore: ExploreConfig = Field(ExploreConfig(), description="push candidates to move (mode: clip)")
-
-    @model_serializer(mode="wrap")
-    def _serialise(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without exploration as before there was any: artifacts stay valid."""
-        return {
-            key: value for key, value in handler(self).items() if key != "explore" or self.explore.scale > 1
-        }
 
 
 class ScoreConfig(Section):

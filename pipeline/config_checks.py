@@ -34,11 +34,6 @@ def check(params: Params, source: str, at: str = "") -> None:
                 )
     _check_world(params, source)
     _check_cycles(params, source, at)
-    if params.rollout.explore.scale > 1 and (params.rollout.mode != "clip" or params.sampler.cfg != 1):
-        raise ConfigError(
-            f"{source}: {at}rollout.explore.scale is {params.rollout.explore.scale:g}, which needs rollout.mode: clip "
-            "and sampler.cfg: 1; set it to 1 or change them"
-        )
     if params.advantage.best_of_n > params.rollout.candidates:
         raise ConfigError(
             f"{source}: {at}advantage.best_of_n is {params.advantage.best_of_n}, above rollout.candidates = "

@@ -11,7 +11,7 @@ any split of groups over processes gives the same bits. Poses stay in float64 an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from pipeline.actions import format_word
 from pipeline.camera import clip_latents
 from pipeline.digests import SHORT, digest_of
 from pipeline.errors import DataError
-from pipeline.explore import ExploreConfig, away_from_standing_still
 from pipeline.worlds.base import ClipCondition, ContextCache, Guidance, Scene, WorldModel
 
 
@@ -38,16 +37,13 @@ def group_key(scene: str, labels_T: NDArray[np.int64], clip: int, policy: str) -
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a group is sampled: the sampler's levels, the keys of its noise, the scale of guidance (1: none), and how its
-    candidates explore.
-    """
+    """How a group is sampled: the sampler's levels, the keys of its noise, and the scale of guidance (1: none)."""
 
     steps: int
     shift: float
     seed: int
     epoch: int
     cfg: float = 1.0
-    explore: ExploreConfig = field(default_factory=ExploreConfig)
 
     def sigmas(self) -> torch.Tensor:
         return flow.sigmas(self.steps, self.shift)
@@ -144,15 +140,10 @@ def sample_candidates(
 ) -> torch.Tensor:
     """G candidates of the target clip, float32 [G, C, 4, h, w]: one batch, one shared context, S forwards each.
 
-    They differ in their initial noise (candidate g starts from the same for any G and shard) and, with exploration, in
-    the scale of their guidance: another forward each at the guided steps.
+    They differ in their initial noise alone, and candidate g starts from the same noise for any G and shard.
     """
     context = clip_context(world, scene, prefix_CTHW, condition, c2w_T44, clip, sampling.seed)
     guidance = clip_guidance(world, scene, prefix_CTHW, condition, c2w_T44, clip, sampling)
-    start, latents = clip_slice(world, clip).start, world.spec.clip_latents
-    guidance = guidance or away_from_standing_still(
-        sampling.explore, scene, context, condition, start, latents, candidates
-    )
     channels, height, width = world.spec.latent_shape
     shape = (channels, world.spec.clip_latents, height, width)
     noise = torch.stack(

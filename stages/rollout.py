@@ -57,8 +57,7 @@ def run_rollout(params: Params, epoch: str, root: Path, shard: Shard) -> dict[st
         policy = policy_digest(paths.base, previous)
         sampler = params.sampler
         world = open_weights(params, paths.base, previous, "old")
-    explore = params.rollout.explore
-    sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg, explore)
+    sampling = rollout.Sampling(sampler.steps, sampler.shift, params.seed, number, sampler.cfg)
     dtype = params.sampler.latents
     store = GroupStore.prepare(
         paths.rollouts,

@@ -169,17 +169,11 @@ class WorldSpec:
 
 @dataclass
 class Guidance:
-    """Classifier-free guidance: v = v_negative + scale (v - v_negative), with the negative scene's own context.
+    """Classifier-free guidance: v = v_negative + scale (v - v_negative), with the negative scene's own context."""
 
-    `scale` is one number or one a candidate, [B, 1, 1, 1, 1]. `clip` replaces the actions and cameras in the negative;
-    only noise levels above `above` are guided.
-    """
-
-    scale: float | torch.Tensor
+    scale: float
     scene: Scene
     context: ContextCache | None
-    clip: ClipCondition | None = None
-    above: float = 0.0
 
 
 @dataclass
@@ -255,7 +249,7 @@ class WorldModel(Protocol):
     ) -> torch.Tensor:
         """Denoise all candidates together along `sigmas` (from 1 to 0): x0, fp32 [B, C, T, h, w], no gradient.
 
-        With `guidance` every guided step costs two forwards.
+        With `guidance` every step costs two forwards.
         """
 
     def loss_mask_T(self, clip_index: int) -> torch.Tensor:

@@ -115,12 +115,11 @@ class WanWorld(WorldModel):
         guidance: Guidance | None = None,
     ) -> torch.Tensor:
         x = noise_BCTHW.to(self.device, torch.float32)
-        scale = torch.as_tensor(1.0 if guidance is None else guidance.scale, device=self.device)
         for sigma, sigma_next in zip(sigmas[:-1].tolist(), sigmas[1:].tolist(), strict=True):
             v = self.velocity(x, sigma, clip, scene, context)
-            if guidance is not None and sigma > guidance.above:
-                v_negative = self.velocity(x, sigma, guidance.clip or clip, guidance.scene, guidance.context)
-                v = v + (scale - 1) * (v - v_negative)  # in this form scale 1 is no guidance to the last bit
+            if guidance is not None:
+                v_negative = self.velocity(x, sigma, clip, guidance.scene, guidance.context)
+                v = v_negative + guidance.scale * (v - v_negative)
             x = flow.euler_step(x, v, sigma, sigma_next)
         return self._with_first(x, scene) if context is None else x
 
