@@ -79,6 +79,17 @@ class UpdateConfig(_Strict):
     timestep_fraction: float = Field(
         default=0.5, gt=0, le=1, description="share of the sampler's levels per sample"
     )
+    sigma_min: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="lowest noise level that is trained; motion is decided at the high ones",
+    )
+    noise: Literal["candidate", "group"] = Field(
+        default="candidate",
+        description="what shares its noise levels and noise: nothing, or all candidates of a group, so that the best "
+        "and the worst differ in their videos alone",
+    )
     steps: int = Field(default=5, ge=1, description="sampler steps whose noise levels are drawn from")
     shift: float = Field(default=3.0, gt=0, description="shift of the sampler's noise levels")
     lr: float = Field(default=2e-4, gt=0, description="AdamW learning rate")
@@ -109,20 +120,27 @@ class UpdateConfig(_Strict):
 
     @model_validator(mode="after")
     def _timesteps_fit(self) -> "UpdateConfig":
-        if self.timesteps is not None and self.timesteps > self.steps:
+        if self.levels < max(1, self.timesteps or 0):
             raise ValueError(
-                f"update.timesteps is {self.timesteps}, but the sampler has {self.steps} levels: lower it"
+                f"update.timesteps is {self.timesteps}, but the sampler has {self.levels} of {self.steps} levels from "
+                f"update.sigma_min ({self.sigma_min}) on: lower one of the two"
             )
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"update.betas is {self.betas}: both must be in [0, 1)")
         return self
 
     @property
+    def levels(self) -> int:
+        """How many of the sampler's levels may be trained: the first ones, down to `sigma_min`."""
+        uniform = [1 - step / self.steps for step in range(self.steps)]
+        return sum(self.shift * u / (1 + (self.shift - 1) * u) >= self.sigma_min for u in uniform)
+
+    @property
     def timesteps_per_sample(self) -> int:
         """Noise levels drawn for each sample: `timesteps`, or the fraction rounded down, at least 1."""
         if self.timesteps is not None:
             return self.timesteps
-        return max(1, math.floor(self.steps * self.timestep_fraction + 1e-9))
+        return max(1, math.floor(self.levels * self.timestep_fraction + 1e-9))
 
     def optimizer_steps(self, samples: int) -> int:
         """Optimizer steps of an epoch with this many samples; left-over samples are spread, never dropped."""

@@ -96,7 +96,7 @@ class Levels:
 
     def draw(self, group: str, candidate: int) -> list[int]:
         """Indices of the levels that this sample trains, in the order drawn: ranks of keyed noise, cut to k."""
-        ranks = self._noise((len(self.sigmas_S),), group, candidate, "update/levels").argsort()
+        ranks = self._noise((self.config.levels,), group, candidate, "update/levels").argsort()
         return [int(i) for i in ranks[: self.config.timesteps_per_sample]]
 
     def noise(self, shape: Sequence[int], group: str, candidate: int, level: int) -> torch.Tensor:
@@ -104,6 +104,8 @@ class Levels:
         return self._noise(tuple(shape), group, candidate, f"update/noise/{level}")
 
     def _noise(self, shape: tuple[int, ...], group: str, candidate: int, purpose: str) -> torch.Tensor:
+        if self.config.noise == "group":
+            candidate = 0
         return flow.keyed_noise(
             shape, seed=self.seed, epoch=self.epoch, group=group, candidate=candidate, purpose=purpose
         )

@@ -1,8 +1,11 @@
 """Schedules and derived numbers of the update parameters."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pipeline.flow import sigmas
 from pipeline.updates.config import OldDecayConfig, UpdateConfig
 
 
@@ -27,10 +30,21 @@ def test_old_decay_reproduces_the_published_schedules():
         ({"steps": 5}, 2),
         ({"steps": 10, "timestep_fraction": 0.7}, 7),
         ({"timesteps": 4}, 4),
+        ({"steps": 5, "sigma_min": 0.8, "timestep_fraction": 1.0}, 3),
+        ({"steps": 5, "sigma_min": 0.99}, 1),
     ],
 )
 def test_timesteps_per_sample(config, count):
     assert UpdateConfig(**config).timesteps_per_sample == count
+
+
+@given(st.integers(1, 60), st.floats(0.2, 12), st.floats(0, 0.99))
+def test_trained_levels_are_the_samplers_from_sigma_min_on(steps, shift, sigma_min):
+    config = UpdateConfig(steps=steps, shift=shift, sigma_min=sigma_min)
+    levels = sigmas(steps, shift)[:-1]
+    assert 1 <= config.levels <= steps
+    assert bool((levels[: config.levels] >= sigma_min - 1e-6).all())
+    assert bool((levels[config.levels :] < sigma_min + 1e-6).all())
 
 
 def test_optimizer_steps_keep_left_over_samples():
@@ -49,6 +63,8 @@ def test_warm_up_is_linear_and_ends_at_lr():
     [
         {"nope": 1},
         {"timesteps": 9},
+        {"timesteps": 4, "sigma_min": 0.8},
+        {"noise": "epoch"},
         {"old": "live"},
         {"beta": 0},
         {"betas": (0.9, 1.0)},

@@ -1,0 +1,27 @@
+"""The share of a gradient that groups have in common, where it is known."""
+
+import pytest
+import torch
+
+from benchmarks.gradient_signal import kind_of, signal_share
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
+def test_share_of_draws_with_a_known_mean(share):
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.full((4000,), share**0.5)
+    draws = mean + (1 - share) ** 0.5 * torch.randn(64, 4000, generator=generator)
+    assert signal_share(draws) == pytest.approx(share, abs=0.005)
+
+
+def test_equal_gradients_are_all_signal_and_none_are_none():
+    assert signal_share(torch.ones(5, 3)) == pytest.approx(1.0)
+    assert signal_share(torch.zeros(5, 3)) == 0.0
+
+
+def test_layers_of_all_blocks_are_one_kind():
+    assert (
+        kind_of("blocks.3.attn1.to_out.0.weight") == kind_of("blocks.0.attn1.to_out.0.bias") == "attn1.to_out"
+    )
+    assert kind_of("condition_embedder.action_embedder.linear_1.weight").endswith("action_embedder.linear_1")
+    assert kind_of("proj_out.weight") == "proj_out"
