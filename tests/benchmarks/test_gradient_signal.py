@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from benchmarks.gradient_signal import kind_of, signal_share
+from benchmarks.gradient_signal import group_gradient, kind_of, signal_share
+from pipeline.updates.loop import Levels, update_epoch
+from pipeline.updates.policy import Policy
+from tests.pipeline.updates.test_loop import ToyWorld, config, make_groups
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
@@ -25,3 +28,18 @@ def test_layers_of_all_blocks_are_one_kind():
     )
     assert kind_of("condition_embedder.action_embedder.linear_1.weight").endswith("action_embedder.linear_1")
     assert kind_of("proj_out.weight") == "proj_out"
+
+
+@pytest.mark.parametrize("noise", ["candidate", "group"])
+@pytest.mark.parametrize("first_clip", [True, False])
+def test_mean_of_the_groups_gradients_is_the_gradient_that_an_update_steps_along(noise, first_clip):
+    groups, cfg = make_groups(first_clip=first_clip), config(noise=noise, accumulation=12, grad_clip=1e9)
+    world = ToyWorld()
+    gradients = [group_gradient(world, group, Levels(cfg, 7, 1), cfg) for group in groups]
+    norm = (
+        sum(torch.stack([g[name] for g in gradients]).mean(0).square().sum() for name in gradients[0]) ** 0.5
+    )
+    other = ToyWorld()
+    metrics = update_epoch(other, Policy(other.model, cfg), groups, cfg, 7, 1)
+    assert metrics["optimizer_steps"] == 1
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
