@@ -132,8 +132,9 @@ class UpdateConfig(_Strict):
     @property
     def levels(self) -> int:
         """How many of the sampler's levels may be trained: the first ones, down to `sigma_min`."""
+        # `flow.sigmas` without torch, which reading parameters must not import; a level that is written down counts
         uniform = [1 - step / self.steps for step in range(self.steps)]
-        return sum(self.shift * u / (1 + (self.shift - 1) * u) >= self.sigma_min for u in uniform)
+        return sum(self.shift * u / (1 + (self.shift - 1) * u) >= self.sigma_min - 1e-6 for u in uniform)
 
     @property
     def timesteps_per_sample(self) -> int:

@@ -43,8 +43,16 @@ def test_trained_levels_are_the_samplers_from_sigma_min_on(steps, shift, sigma_m
     config = UpdateConfig(steps=steps, shift=shift, sigma_min=sigma_min)
     levels = sigmas(steps, shift)[:-1]
     assert 1 <= config.levels <= steps
-    assert bool((levels[: config.levels] >= sigma_min - 1e-6).all())
-    assert bool((levels[config.levels :] < sigma_min + 1e-6).all())
+    assert bool((levels[: config.levels] >= sigma_min - 1e-5).all())
+    assert bool((levels[config.levels :] < sigma_min + 1e-5).all())
+
+
+@given(st.integers(1, 60), st.floats(0.2, 12), st.data())
+def test_a_level_that_is_given_as_sigma_min_is_trained(steps, shift, data):
+    level = data.draw(st.integers(0, steps - 1))
+    sigma = float(sigmas(steps, shift)[level])
+    if sigma < 1:
+        assert UpdateConfig(steps=steps, shift=shift, sigma_min=sigma).levels > level
 
 
 def test_optimizer_steps_keep_left_over_samples():
