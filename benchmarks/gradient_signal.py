@@ -1,4 +1,4 @@
-"""How much of an update's gradient is signal? Each group's gradient at the policy that rolled out, against their mean.
+"""How much of an update's gradient is signal? Each group's gradient at the base that rolled out, against their mean.
 
 The gradients of N groups are N draws around the one that improves the policy. `signal` is the share of |g|^2 that they
 have in common, (N |mean g|^2 - mean |g|^2) / (N - 1) / mean |g|^2, without bias; its inverse is the number of groups
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipeline.config import epoch_number
+from pipeline.config import BASE_EPOCH, epoch_number
 from pipeline.flow import add_noise
 from pipeline.updates.config import ParamsConfig, UpdateConfig
 from pipeline.updates.loop import Levels, TrainingGroup
@@ -75,7 +75,10 @@ def main() -> None:
     parser.add_argument("--epoch", default="e001")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     args = parser.parse_args()
-    params = load_params(args.params, args.overrides).for_epoch(args.epoch)
+    params = load_params(args.params, args.overrides)
+    if params.previous(args.epoch) != BASE_EPOCH:
+        parser.error(f"--epoch {args.epoch} was rolled out by a trained policy: choose one whose `prev` is the base")
+    params = params.for_epoch(args.epoch)
     paths = EpochPaths(args.root, args.epoch)
     world = open_world(params.world.name, paths.base, params.sampler.truncate_timestep)
     prepare_params(world.model, ParamsConfig(kind="full"), params.seed)
@@ -85,6 +88,8 @@ def main() -> None:
         need(paths, "rollout", paths.rollouts),
         need(paths, "advantage", paths.advantages),
     )
+    if len(groups.sizes) < 2:
+        parser.error(f"{paths.advantages}: holds fewer than two trained groups; raise prefix.groups")
     levels = Levels(params.update, params.seed, epoch_number(args.epoch))
     table: dict[str, list[torch.Tensor]] = defaultdict(list)
     for index in range(len(groups.sizes)):

@@ -120,10 +120,10 @@ class UpdateConfig(_Strict):
 
     @model_validator(mode="after")
     def _timesteps_fit(self) -> "UpdateConfig":
-        if self.levels < max(1, self.timesteps or 0):
+        if self.timesteps is not None and self.timesteps > self.levels:
             raise ValueError(
-                f"update.timesteps is {self.timesteps}, but the sampler has {self.levels} of {self.steps} levels from "
-                f"update.sigma_min ({self.sigma_min}) on: lower one of the two"
+                f"update.timesteps is {self.timesteps}, but of the sampler's {self.steps} levels only {self.levels} "
+                f"are at update.sigma_min ({self.sigma_min}) or above: lower one of the two"
             )
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"update.betas is {self.betas}: both must be in [0, 1)")
