@@ -3,7 +3,8 @@
 The gradients of N groups are N draws around the one that improves the policy. `signal` is the share of |g|^2 that they
 have in common, (N |mean g|^2 - mean |g|^2) / (N - 1) / mean |g|^2, without bias; its inverse is the number of groups
 whose mean has as much signal as noise. Says which layers, noise levels and which kind of noise carry the reward, before
-any epoch is trained. Prints one JSON object.
+any epoch is trained; and by families of actions, over the self-attention, which actions an update listens to. Prints
+one JSON object.
 
     wcpipe base && for stage in prefix rollout score advantage; do wcpipe $stage --epoch e001; done
     python benchmarks/gradient_signal.py --epoch e001 --set update.noise=group --set update.sigma_min=0.8
@@ -25,6 +26,7 @@ from pipeline.updates.loop import Levels, TrainingGroup
 from pipeline.updates.nft import nft_loss
 from pipeline.updates.stored import StoredGroups
 from pipeline.updates.trained import prepare_params
+from pipeline.words import FAMILIES
 from pipeline.worlds.base import WorldModel
 from pipeline.worlds.registry import open_world
 from stages.common import EpochPaths, load_params, need
@@ -33,6 +35,12 @@ from stages.common import EpochPaths, load_params, need
 def kind_of(name: str) -> str:
     """The layer of a weight whichever block it is in: `blocks.3.attn1.to_q.weight` -> `attn1.to_q`."""
     return re.sub(r"^blocks\.\d+\.|\.\d+(?=\.)|\.(weight|bias)$", "", name)
+
+
+def family_of(labels_T: torch.Tensor) -> str:
+    """The family of words.FAMILIES that all actions of a clip belong to; "several" where they differ."""
+    found = {name for name, labels in FAMILIES.items() for label in labels_T.tolist() if label in labels}
+    return found.pop() if len(found) == 1 else "several"
 
 
 def signal_share(gradients_NP: torch.Tensor) -> float:
@@ -77,7 +85,9 @@ def main() -> None:
     args = parser.parse_args()
     params = load_params(args.params, args.overrides)
     if params.previous(args.epoch) != BASE_EPOCH:
-        parser.error(f"--epoch {args.epoch} was rolled out by a trained policy: choose one whose `prev` is the base")
+        parser.error(
+            f"--epoch {args.epoch} was rolled out by a trained policy: choose one whose `prev` is the base"
+        )
     params = params.for_epoch(args.epoch)
     paths = EpochPaths(args.root, args.epoch)
     world = open_world(params.world.name, paths.base, params.sampler.truncate_timestep)
@@ -92,12 +102,15 @@ def main() -> None:
         parser.error(f"{paths.advantages}: holds fewer than two trained groups; raise prefix.groups")
     levels = Levels(params.update, params.seed, epoch_number(args.epoch))
     table: dict[str, list[torch.Tensor]] = defaultdict(list)
+    by_family: dict[str, list[torch.Tensor]] = defaultdict(list)
     for index in range(len(groups.sizes)):
-        parts: dict[str, list[torch.Tensor]] = defaultdict(list)
-        for name, gradient in group_gradient(world, groups[index], levels, params.update).items():
+        group, parts = groups[index], defaultdict[str, list[torch.Tensor]](list)
+        for name, gradient in group_gradient(world, group, levels, params.update).items():
             parts[kind_of(name)].append(gradient.flatten())
         for kind, gradients in parts.items():
             table[kind].append(torch.cat(gradients))
+        attention = [table[kind][-1] for kind in sorted(parts) if kind.startswith("attn1.to_")]
+        by_family[family_of(group.clip.labels_T[group.loss_mask_T])].append(torch.cat(attention))
     layers: dict[str, Any] = {}
     for kind, gradients in sorted(table.items()):
         share = signal_share(torch.stack(gradients))
@@ -106,8 +119,20 @@ def main() -> None:
             "signal": round(share, 4),
             "groups for a signal as large as the noise": round(1 / share) if share > 0 else None,
         }
+    families = {
+        family: {
+            "groups": len(gradients),
+            "mean square": float(f"{torch.stack(gradients).square().sum(1).mean():.3g}"),
+            "signal": round(signal_share(torch.stack(gradients)), 4) if len(gradients) > 1 else None,
+        }
+        for family, gradients in sorted(by_family.items())
+    }
     update = params.update.model_dump(include={"noise", "sigma_min", "timesteps", "space"})
-    print(json.dumps({"groups": len(groups.sizes), "update": update, "layers": layers}, indent=1))
+    print(
+        json.dumps(
+            {"groups": len(groups.sizes), "update": update, "layers": layers, "families": families}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

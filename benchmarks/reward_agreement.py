@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import rewards
+from pipeline.actions import is_compound
 from pipeline.benchmark.action_accuracy import SAME_LINE
 from pipeline.benchmark.group_truth import track_group, within
 from pipeline.groups import scored_frames, scored_labels
@@ -47,7 +48,7 @@ def measure(paths: EpochPaths, weights: Path, groups: int) -> dict[str, Any]:
     prefixes, rollouts = GroupStore.open(paths.prefixes), GroupStore.open(paths.rollouts)
     scorer = PoseScorer.load(weights)
     table: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
-    errors, failures = [], []
+    errors, failures, compound = [], [], []
     for index in range(min(groups, len(prefixes))):
         record = prefixes.record(index)
         clip, labels_T = int(record["target_clip"]), prefixes.read(index, "labels")
@@ -64,13 +65,23 @@ def measure(paths: EpochPaths, weights: Path, groups: int) -> dict[str, Any]:
         assert closeness(true[0], labels_F, STEP, 1) == table["oracle action_soft"][-1][0]
         errors.append(np.abs(motion_of_relative(true, STEP) - motion_of_relative(read, STEP))[~failed])
         failures.append(failed.mean())
+        compound.append(bool(is_compound(labels_F[1:]).any()))
     columns = {key: np.stack(value) for key, value in table.items()}
-    error = np.concatenate(errors)
+    error, with_two = np.concatenate(errors), np.array(compound)
+
+    def agreement(reward: str, truth: str, rows_P: NDArray[np.bool_]) -> float:
+        return round(within(columns[f"scorer {reward}"][rows_P], columns[f"oracle {truth}"][rows_P]), 3)
+
     return {
         "groups": len(failures),
         "correlation within groups": {
-            name: {to: round(within(columns[f"scorer {name}"], columns[f"oracle {to}"]), 3) for to in REWARDS}
-            for name in REWARDS
+            of: {name: {to: agreement(name, to, rows) for to in REWARDS} for name in REWARDS}
+            for of, rows in (
+                ("all", np.ones_like(with_two)),
+                ("one key", ~with_two),
+                ("two keys in some action", with_two),
+            )
+            if rows.any()
         },
         "mean": {key: round(float(value.mean()), 3) for key, value in columns.items()},
         "standard deviation within groups": {

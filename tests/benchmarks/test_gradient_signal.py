@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.gradient_signal import group_gradient, kind_of, signal_share
+from benchmarks.gradient_signal import family_of, group_gradient, kind_of, signal_share
+from pipeline.actions import parse_word
 from pipeline.updates.loop import Levels, update_epoch
 from pipeline.updates.policy import Policy
 from tests.pipeline.updates.test_loop import ToyWorld, config, make_groups
@@ -28,6 +29,19 @@ def test_layers_of_all_blocks_are_one_kind():
     )
     assert kind_of("condition_embedder.action_embedder.linear_1.weight").endswith("action_embedder.linear_1")
     assert kind_of("proj_out.weight") == "proj_out"
+
+
+@pytest.mark.parametrize(
+    ("word", "family"),
+    [
+        ("w-3", "translation"),
+        ("w-1, d-2", "translation"),
+        ("w+left-3", "translation_and_yaw"),
+        ("w-1, w+left-2", "several"),
+    ],
+)
+def test_a_clip_is_of_the_family_that_all_its_actions_are_of(word, family):
+    assert family_of(torch.tensor(parse_word(word))) == family
 
 
 @pytest.mark.parametrize("noise", ["candidate", "group"])

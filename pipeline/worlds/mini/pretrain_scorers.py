@@ -40,6 +40,17 @@ from pipeline.worlds.wan_world import WanWorld
 
 LABELS = (parse_word("up-1")[0], parse_word("down-1")[0])
 STEPS = {"pose": 1500, "critic": 500}
+WORDS = TrainingMix(
+    translation=2,
+    yaw=2,
+    pitch=2,
+    two_translations=4,
+    yaw_and_pitch=4,
+    translation_and_pitch=4,
+    translation_and_yaw=4,
+    hold=(1, 4),
+)
+"""Of the pose scorer's videos: each family of compounds as often as it is judged; the published mix hardly pitches."""
 REPAINTED = 0.6
 """Share of the pose scorer's training videos that the base has repainted."""
 LEVELS = (0.0, 0.0, 0.3, 0.4, 0.3)
@@ -55,17 +66,14 @@ def pose_videos(
     F is 4 (a first clip) or 5 (a later clip and the frame before it), drawn for the whole batch. With a `world`,
     REPAINTED of the videos are its regenerations of the renders.
     """
-    mix, noise = (
-        TrainingMix(hold=(1, 4)),
-        LabelNoise(compound_first_only=0.15, compound_second_only=0.15, single_ignored=0.15),
-    )
+    noise = LabelNoise(compound_first_only=0.15, compound_second_only=0.15, single_ignored=0.15)
     first_clip = rng.random() < 0.4
     count = CLIP if first_clip else 2 * CLIP
     scenes: list[MiniScene] = []
     poses, labels = [], []
     while len(scenes) < batch:
         scene = MiniScene.make(int(rng.integers(*SPLITS["scorer"])))
-        word = execute(mix.sample(rng, count - 1)[None], noise, rng)[0]
+        word = execute(WORDS.sample(rng, count - 1)[None], noise, rng)[0]
         motion = motion_of_relative(
             np.stack([camera.step_transform(int(label), STEP) for label in word]), STEP
         )
