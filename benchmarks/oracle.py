@@ -7,27 +7,39 @@ Rooms come from the scorers' range of seeds, so nothing here touches the evaluat
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from pipeline import camera
+from pipeline import camera, flow
 from pipeline.words import FAMILIES
 from pipeline.worlds.mini import oracle
-from pipeline.worlds.mini.clips import STEP
+from pipeline.worlds.mini.clips import CLIP, STEP
 from pipeline.worlds.mini.codec import PatchCodec
+from pipeline.worlds.mini.load import load_mini
+from pipeline.worlds.mini.regenerate import regenerate
 from pipeline.worlds.mini.renderer import SPLITS, MiniScene, place_path, render
+from pipeline.worlds.mini.text import encode_caption
+from pipeline.worlds.wan_world import WanWorld
 
 ACTIONS = 5
-COMPOUNDS = FAMILIES["translation_and_yaw"]
 
 
 class Videos:
     """True renders of one compound an action, executed by given shares of its translation and rotation."""
 
-    def __init__(self, count: int, translation: float = 1.0, rotation: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        count: int,
+        translation: float = 1.0,
+        rotation: float = 1.0,
+        seed: int = 0,
+        compounds: Sequence[int] = FAMILIES["translation_and_yaw"],
+    ) -> None:
         rng = np.random.default_rng([seed, 77])
         step = camera.StepSize(
             max(translation, 1e-9) * STEP.translation, max(rotation, 1e-9) * STEP.rotation_deg
@@ -36,7 +48,7 @@ class Videos:
         frames, labels, poses = [], [], []
         while len(self.scenes) < count:
             scene = MiniScene.make(int(rng.integers(*SPLITS["scorer"])))
-            word = np.full(ACTIONS, COMPOUNDS[len(self.scenes) % len(COMPOUNDS)])
+            word = np.full(ACTIONS, compounds[len(self.scenes) % len(compounds)])
             path = camera.poses_from_labels(word, step)
             start = place_path(scene, rng, path)
             if start is not None:
@@ -51,10 +63,13 @@ class Videos:
         )
 
     def row(self, frames_BFHW3: NDArray[np.uint8] | None = None) -> dict[str, Any]:
-        """Oracle summary of these videos, or of others that claim to be of the same rooms and actions."""
+        """Oracle summary of these videos, or of others (or their beginnings) that claim to be of the same rooms and
+        actions.
+        """
         frames = self.frames_BFHW3 if frames_BFHW3 is None else frames_BFHW3
-        track = oracle.track(self.scenes, frames, self.poses_BF44[:, 0], self.labels_BF)
-        hits = oracle.accuracy(track.labels_BF(), self.labels_BF)
+        labels_BF = self.labels_BF[:, : frames.shape[1]]
+        track = oracle.track(self.scenes, frames, self.poses_BF44[:, 0], labels_BF)
+        hits = oracle.accuracy(track.labels_BF(), labels_BF)
         residual = track.residual_BF[:, 1:]
         relative = np.linalg.inv(track.c2w_BF44[:, :-1]) @ track.c2w_BF44[:, 1:]
         moved = np.linalg.norm(relative[..., :3, 3], axis=-1) / STEP.translation
@@ -69,6 +84,20 @@ class Videos:
             "translation_of_step": [float(q) for q in np.quantile(moved, [0.1, 0.5, 0.9])],
             "rotation_of_step": [float(q) for q in np.quantile(turned, [0.1, 0.5, 0.9])],
         }
+
+    def repainted(self, world: WanWorld, level: int) -> NDArray[np.uint8]:
+        """The first clip, noised to the sampler's level (0 is pure noise) and denoised by the base: soft and partly
+        invented frames whose true motion is still the rendered one.
+        """
+        return regenerate(
+            world,
+            torch.from_numpy(self.frames_BFHW3[:, :CLIP]).float() / 255,
+            self.labels_BF[:, :CLIP],
+            self.poses_BF44[:, :CLIP],
+            torch.stack([encode_caption(scene.caption) for scene in self.scenes]),
+            flow.sigmas(world.spec.steps, world.spec.shift)[level:],
+            torch.Generator().manual_seed(0),
+        )
 
 
 def main() -> None:
@@ -89,6 +118,13 @@ def main() -> None:
         rows[f"{share:.0%} of the step"] = Videos(arguments.videos, share, share).row()
     rows["translation only"] = Videos(arguments.videos, 1.0, 0.0).row()
     rows["rotation only"] = Videos(arguments.videos, 0.0, 1.0).row()
+    world = load_mini(arguments.weights)
+    sigmas = flow.sigmas(world.spec.steps, world.spec.shift)
+    for family in ("translation_and_yaw", "translation_and_pitch"):
+        videos = Videos(arguments.videos, compounds=FAMILIES[family])
+        for level in (3, 4):  # above them the base moves as it likes
+            name = f"repainted from sigma {float(sigmas[level]):.2f}, {family.replace('_', ' ')}"
+            rows[name] = videos.row(videos.repainted(world, level))
     print(json.dumps(rows, indent=1))
 
 

@@ -33,7 +33,7 @@ class PretrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     seed: int = Field(0, ge=0)
-    steps: int = Field(6250, gt=0)
+    steps: int = Field(9250, gt=0)
     batch: int = Field(16, gt=0, description="clips a step")
     copies: int = Field(2, gt=0, description="noised copies of each clip, sharing its context")
     lr: float = Field(
