@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wcpipe.evaluate")
 
-CODE = 4  # as in stages.prefix; 2: the oracle differentiates centrally; 3: judged in chunks; 4: it has four degrees of freedom
+CODE = 4  # as in stages.prefix; 2: the oracle differentiates centrally; 3: judged in chunks; 4: it moves as keys can
 
 
 def result_path(root: Path, name: str) -> Path:
