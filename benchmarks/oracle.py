@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=Path("weights/mini"))
     parser.add_argument("--videos", type=int, default=24)
     arguments = parser.parse_args()
+    world = load_mini(arguments.weights)  # first: what is missing is said before minutes of fitting
     codec = PatchCodec.load(arguments.weights / "codec.safetensors")
     true = Videos(arguments.videos)
     coded = np.stack([codec.decode(codec.encode(video))[0] for video in true.frames_BFHW3])
@@ -118,7 +119,6 @@ def main() -> None:
         rows[f"{share:.0%} of the step"] = Videos(arguments.videos, share, share).row()
     rows["translation only"] = Videos(arguments.videos, 1.0, 0.0).row()
     rows["rotation only"] = Videos(arguments.videos, 0.0, 1.0).row()
-    world = load_mini(arguments.weights)
     sigmas = flow.sigmas(world.spec.steps, world.spec.shift)
     for family in ("translation_and_yaw", "translation_and_pitch"):
         videos = Videos(arguments.videos, compounds=FAMILIES[family])

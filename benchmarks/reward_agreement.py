@@ -69,8 +69,9 @@ def measure(paths: EpochPaths, weights: Path, groups: int) -> dict[str, Any]:
     columns = {key: np.stack(value) for key, value in table.items()}
     error, with_two = np.concatenate(errors), np.array(compound)
 
-    def agreement(reward: str, truth: str, rows_P: NDArray[np.bool_]) -> float:
-        return round(within(columns[f"scorer {reward}"][rows_P], columns[f"oracle {truth}"][rows_P]), 3)
+    def agreement(reward: str, truth: str, rows_P: NDArray[np.bool_]) -> float | None:
+        found = within(columns[f"scorer {reward}"][rows_P], columns[f"oracle {truth}"][rows_P])
+        return round(found, 3) if np.isfinite(found) else None  # a reward that is constant in every group
 
     return {
         "groups": len(failures),

@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +61,21 @@ def test_agreement_is_whole_with_the_oracle_itself_and_less_with_noise(
         assert soft == pytest.approx(1.0) if not noisy else soft < 0.99
         translation = [answer["median |scorer - oracle|, in steps"][name] for name in ("tx", "ty")]
         assert (translation == [0.0, 0.0]) is not noisy
+
+
+def test_an_agreement_that_cannot_be_told_is_null_and_not_nan(
+    tiny_params: Path, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = load_params(tiny_params, ["words.hold=[3,3]", "target.n_max=1", "prefix.groups=1"]).for_epoch(
+        "e001"
+    )
+    root = tmp_path / "runs"
+    run_base(params, root)
+    run_prefix(params, "e001", root, Shard(1, 1))
+    run_rollout(params, "e001", root, Shard(1, 1))
+    still = np.tile(np.eye(4), (4, 3, 1, 1))
+    monkeypatch.setattr(module, "oracle_motions", lambda *args: (still, np.zeros((4, 3), bool)))
+    monkeypatch.setattr(module.PoseScorer, "load", lambda folder: Likeness([still], noisy=False))
+    answer = module.measure(EpochPaths(root, "e001"), tiny_base, groups=1)
+    assert answer["correlation within groups"]["all"]["action_soft"]["action_soft"] is None
+    json.dumps(answer, allow_nan=False)

@@ -101,24 +101,26 @@ def _refine(
     B, S = poses.shape[:2]
     damping = torch.full((B, S), 1e-2)
     target = frames[:, None]
-    moves = _move(torch.cat([torch.diag(_DELTA), torch.diag(-_DELTA)]))
+    moves, n = _move(torch.cat([torch.diag(_DELTA), torch.diag(-_DELTA)])), len(_DELTA)
 
     def images(p: torch.Tensor) -> torch.Tensor:
         return _smooth(render_batch(scenes, p.reshape(B, -1, 4, 4), *size))
 
     for _ in range(iterations):
-        probe = torch.cat([poses[:, :, None], poses[:, :, None] @ moves], 2)  # B S 9 4 4
-        rendered = images(probe).reshape(B, S, 9, *size, 3)
+        probe = torch.cat([poses[:, :, None], poses[:, :, None] @ moves], 2)  # B S 1+2n 4 4
+        rendered = images(probe).reshape(B, S, 1 + 2 * n, *size, 3)
         difference = rendered[:, :, 0] - target
         cost = _cost(difference)
-        jacobian = ((rendered[:, :, 1:5] - rendered[:, :, 5:]) / (2 * _DELTA[:, None, None, None])).flatten(3)
+        jacobian = (
+            (rendered[:, :, 1 : 1 + n] - rendered[:, :, 1 + n :]) / (2 * _DELTA[:, None, None, None])
+        ).flatten(3)
         weight = (1 / (1 + (difference / _CAUCHY).square())).flatten(2)
         weighted = jacobian * weight[:, :, None]
         hessian = weighted @ jacobian.transpose(-1, -2)
         gradient = (weighted @ difference.flatten(2)[..., None])[..., 0]
         diagonal = torch.diag_embed(torch.diagonal(hessian, dim1=-2, dim2=-1) * damping[..., None] + 1e-4)
         step = -torch.linalg.solve(hessian + diagonal, gradient).clamp(-0.3, 0.3)
-        proposal = poses @ _move(step.reshape(-1, 4)).reshape(B, S, 4, 4)
+        proposal = poses @ _move(step.reshape(-1, n)).reshape(B, S, 4, 4)
         better = _cost(images(proposal).reshape(B, S, *size, 3) - target) < cost
         poses = torch.where(better[..., None, None], proposal, poses)
         damping = torch.where(better, damping * 0.3, damping * 5)

@@ -58,7 +58,7 @@ def test_true_renders_are_all_right_and_soft_ones_too() -> None:
 
 
 def test_on_soft_frames_no_pitch_is_spent_on_height() -> None:
-    """What no key can do must not explain what one did: free height and roll took half of a soft frame's pitch."""
+    """What no key can do must not explain what one did: free height and roll took part of a soft frame's pitch."""
     scenes, starts, labels = setting(("up-1", "w+up-1", "d+down-1", "s+down-1", "down-1", "a+up-1"), seed=3)
     frames = true_video(scenes, starts, labels)
     codec = PatchCodec.fit(frames.reshape(-1, *frames.shape[2:]), 3)
